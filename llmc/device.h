@@ -1,0 +1,64 @@
+// device.h: where tensors live and where kernels run. The model, tp.h, zero.h and checkpoint.h know only these names:
+//
+//   bf16                               a 16-bit brain float that converts to and from float (round to nearest even)
+//   Run                                one rank's execution context (threads here; streams and handles on a GPU)
+//   device_alloc, device_free          zeroed memory where kernels can reach it
+//   copy_to_device, copy_to_host       ordered after what `run` was given before; complete on return
+//   DEVICE_ALIGN                       elements to which a padded stride is rounded
+//
+// The build picks one side. cpu: this machine's threads.
+#pragma once
+
+#include "base.h"
+
+#if defined(LLMC_CUDA)
+#include "device_cuda.h"
+#elif defined(LLMC_SIMT)
+#include "simt.h"
+#else
+#include "device_cpu.h"
+#endif
+
+enum class DType { FP32, BF16 };
+
+template <typename X>
+constexpr DType dtype_of = DType::FP32;
+template <>
+inline constexpr DType dtype_of<bf16> = DType::BF16;
+
+constexpr i64 dtype_bytes(DType dtype) { return dtype == DType::BF16 ? 2 : 4; }
+constexpr const char* dtype_name(DType dtype) { return dtype == DType::BF16 ? "bf16" : "fp32"; }
+
+// One allocation for one family of tensors (parameters, gradients, ...). Plan with add(), then allocate() sets every pointer.
+// A plan that is never allocated still knows its bytes: that is how --dry-run describes a model larger than the machine.
+class Arena {
+public:
+    explicit Arena(std::string name) : name_(std::move(name)) {}
+    Arena(const Arena&) = delete;
+    Arena& operator=(const Arena&) = delete;
+    ~Arena() { device_free(base_, bytes_); }
+
+    template <typename X>
+    void add(X** pointer, i64 count) {
+        *pointer = nullptr;
+        slots_.push_back({(void**)pointer, bytes_});
+        bytes_ += round_up(count * (i64)sizeof(X), 64);
+    }
+    void allocate() {
+        check(base_ == nullptr, "arena '%s' is allocated twice", name_.c_str());
+        base_ = (char*)device_alloc(bytes_, name_.c_str());
+        for (const Slot& slot : slots_) { *slot.pointer = base_ + slot.offset; }
+    }
+    const std::string& name() const { return name_; }
+    i64 bytes() const { return bytes_; }
+
+private:
+    struct Slot {
+        void** pointer;
+        i64 offset;
+    };
+    std::string name_;
+    std::vector<Slot> slots_;
+    i64 bytes_ = 0;
+    char* base_ = nullptr;
+};

@@ -1,0 +1,152 @@
+// device_cpu.h: the CPU side of device.h. A rank is a team of threads over one address space; "device" memory is memory.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <thread>
+
+#include "base.h"
+
+constexpr i64 DEVICE_ALIGN = 1;  // rows need no padding here
+
+struct bf16 {
+    uint16_t bits;
+    bf16() = default;
+    bf16(float value) {
+        uint32_t u;
+        memcpy(&u, &value, 4);
+        const uint32_t rounded = (u + 0x7FFF + ((u >> 16) & 1)) >> 16;  // to nearest, ties to even
+        const uint32_t nan = (u >> 16) | 0x40;                          // rounding could turn a NaN into infinity
+        bits = (uint16_t)((u & 0x7FFFFFFF) > 0x7F800000 ? nan : rounded);
+    }
+    operator float() const {
+        const uint32_t u = (uint32_t)bits << 16;
+        float value;
+        memcpy(&value, &u, 4);
+        return value;
+    }
+};
+
+// A team runs the items of a parallel loop; the caller is its first thread. Idle threads spin briefly (only where every
+// thread of the job can have a core: spin > 0), then sleep on a futex, so that 8 ranks run well on 2 cores.
+class Team {
+public:
+    explicit Team(int threads, int spin = 0) : spin_(spin) {
+        for (int i = 1; i < threads; i++) {
+            workers_.emplace_back([this] { work(); });
+        }
+    }
+    ~Team() {
+        stop_ = true;
+        generation_.fetch_add(1);
+        generation_.notify_all();
+        for (std::thread& worker : workers_) { worker.join(); }
+    }
+    int threads() const { return (int)workers_.size() + 1; }
+
+    // Calls job(item) for every item in [0, items), in any order, on any thread; between(), on the caller only, after each of its items.
+    template <typename Job, typename Between>
+    void run(i64 items, const Job& job, const Between& between) {
+        if (workers_.empty() || items <= 1) {
+            for (i64 item = 0; item < items; item++) {
+                job(item);
+                between();
+            }
+            return;
+        }
+        call_ = [](const void* context, i64 item) { (*(const Job*)context)(item); };
+        context_ = &job;
+        items_ = items;
+        next_.store(0, std::memory_order_relaxed);
+        busy_.store((int)workers_.size(), std::memory_order_relaxed);
+        generation_.fetch_add(1, std::memory_order_release);
+        generation_.notify_all();
+        take([&] { between(); });
+        for (int i = 0; i < spin_ && busy_.load(std::memory_order_acquire) != 0; i++) { __builtin_ia32_pause(); }
+        for (int busy; (busy = busy_.load(std::memory_order_acquire)) != 0;) { busy_.wait(busy, std::memory_order_acquire); }
+        if (failure_) { std::rethrow_exception(std::exchange(failure_, nullptr)); }
+    }
+
+private:
+    template <typename Between>
+    void take(const Between& between) {
+        try {
+            for (i64 item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items_;) {
+                call_(context_, item);
+                between();
+            }
+        } catch (...) {
+            std::lock_guard<std::mutex> lock(failure_mutex_);
+            failure_ = std::current_exception();
+        }
+    }
+    void work() {
+        for (uint32_t seen = 0;;) {
+            uint32_t now = generation_.load(std::memory_order_acquire);
+            for (int i = 0; i < spin_ && now == seen; i++) {
+                __builtin_ia32_pause();
+                now = generation_.load(std::memory_order_acquire);
+            }
+            while (now == seen) {
+                generation_.wait(seen, std::memory_order_acquire);
+                now = generation_.load(std::memory_order_acquire);
+            }
+            seen = now;
+            if (stop_) { return; }
+            take([] {});
+            if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) { busy_.notify_one(); }
+        }
+    }
+
+    std::vector<std::thread> workers_;
+    std::atomic<uint32_t> generation_{0};
+    std::atomic<i64> next_{0};
+    std::atomic<int> busy_{0};
+    std::atomic<bool> stop_{false};
+    void (*call_)(const void*, i64) = nullptr;
+    const void* context_ = nullptr;
+    i64 items_ = 0;
+    std::mutex failure_mutex_;
+    std::exception_ptr failure_;
+    const int spin_;
+};
+
+// One rank's execution context.
+struct Run {
+    Team team;
+    std::function<void()> poll;  // what to do between blocks of work: lets a communicator move bytes; may be empty
+
+    explicit Run(int threads, int spin = 0) : team(threads, spin) {}
+
+    // A parallel loop. The split into items must not depend on the number of threads, and items must not depend on each
+    // other: then results do not depend on the number of threads either.
+    template <typename Job>
+    void parallel(i64 items, const Job& job) {
+        team.run(items, job, [this] {
+            if (poll) { poll(); }
+        });
+    }
+};
+
+inline void* device_alloc(i64 bytes, const char* what) {
+    if (bytes == 0) { return nullptr; }
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    check(memory != MAP_FAILED, "out of memory: %s needs %lld bytes (%.2f GiB)\nHINT: lower --micro-batch or --seq, or use more ranks",
+          what, (long long)bytes, bytes / 1073741824.0);
+    madvise(memory, bytes, MADV_HUGEPAGE);
+    return memory;
+}
+inline void device_free(void* memory, i64 bytes) {
+    if (memory) { munmap(memory, bytes); }
+}
+
+template <typename X>
+void copy_to_device(X* device, const X* host, i64 count, Run&) { memcpy(device, host, count * sizeof(X)); }
+template <typename X>
+void copy_to_host(X* host, const X* device, i64 count, Run&) { memcpy(host, device, count * sizeof(X)); }

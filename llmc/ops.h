@@ -1,0 +1,131 @@
+// ops.h: every op of the network, one launcher each. The file under ops/ gives the formula, the CPU loop (which is also the
+// oracle of every other backend) and, in the GPU builds, the kernel. Compiled once per build, for X = float and X = bf16.
+//
+// Sizes: B batch, S sequence, N = B*S rows, C channels, NH/KVH query/key-value heads of this rank, HS head size, F this
+// rank's FFN channels, V this rank's vocabulary rows, Ck shared channels. Everything is row-major and dense unless a
+// leading dimension (ld) is named. A gradient of a parameter is fp32 and is written or added to as GradMode says.
+#pragma once
+
+#include "device.h"
+
+enum class GradMode { WRITE, ADD };  // the first micro-batch writes, later ones add: nothing is zeroed
+
+// What a row-parallel product leaves, and what goes back into it: out[:, :Ck] is summed over ranks, out[:, Ck:] is this
+// rank's own. Two blocks, so that the sum runs on dense memory and under the product that writes the other block.
+template <typename X>
+struct Blocks {
+    void* shared;   // (N, Ck), stride ld_shared, of type `wire`: what is sent
+    i64 ld_shared;
+    DType wire;
+    X* priv;        // (N, C - Ck), stride ld_priv
+    i64 ld_priv;
+    i64 Ck;
+};
+
+// ---- embedding ------------------------------------------------------------------------------------------------------
+// x[b,s,:] = wte[token - vocab.begin, :] + wpe[pos0 + s, :] where this rank owns the token, else 0. wpe may be null.
+// Adding the position on the owner keeps the sum over ranks exact: it has one non-zero term.
+template <typename X>
+void embedding_forward(X* x, const int* tokens, const X* wte, const X* wpe, Range vocab, i64 B, i64 S, i64 C, i64 pos0, Run& run);
+// dwte[v,:] (+)= sum over rows n, in order, whose token is v of dx[n,:]. Rows without a token are zero after WRITE.
+void embedding_backward(float* dwte, const float* dx, const int* tokens, Range vocab, i64 N, i64 C, GradMode mode, Run& run);
+// dwpe[s,:] (+)= sum over b of dx[b,s,:], P rows in all; rows from S on are zero after WRITE.
+void position_backward(float* dwpe, const float* dx, i64 B, i64 S, i64 C, i64 P, GradMode mode, Run& run);
+
+// ---- norm -----------------------------------------------------------------------------------------------------------
+struct NormKind {
+    bool rms;   // RMSNorm (mean and bias are null), else LayerNorm
+    float eps;
+};
+// x = x_in + out + out_bias (out, out_bias may be null; without out, x may be null: nothing to write);
+// n = norm(x) * weight + bias, statistics over all C channels of THIS rank's row. Saves mean (LayerNorm) and rstd, (N).
+template <typename X>
+void residual_norm_forward(X* x, X* n, float* mean, float* rstd, const X* x_in, const Blocks<X>* out, const X* out_bias,
+                           const X* weight, const X* bias, NormKind kind, i64 N, i64 C, Run& run);
+// n again from x and the saved statistics: for recomputation.
+template <typename X>
+void norm_apply(X* n, const X* x, const float* mean, const float* rstd, const X* weight, const X* bias, NormKind kind, i64 N, i64 C, Run& run);
+// dx = (residual ? dx : 0) + d norm / d x; dweight, dbias by mode. Also writes the block to send: shared_out (N, Ck) of type
+// `wire`, stride ld_shared, = dx[:, :Ck] (nothing where Ck is 0 or shared_out null).
+template <typename X>
+void norm_backward(X* dx, bool residual, void* shared_out, i64 ld_shared, DType wire, i64 Ck, float* dweight, float* dbias, const X* dn,
+                   const X* x, const float* mean, const float* rstd, const X* weight, NormKind kind, GradMode mode, i64 N, i64 C, Run& run);
+
+// ---- matmul ---------------------------------------------------------------------------------------------------------
+// Weights are (OC, K), row-major. X -> Y: Y is X, or float for what is summed further.
+// out (N, OC; ld_out) = alpha * in (N, K) W^T + bias. bias may be null.
+template <typename X, typename Y>
+void matmul_forward(Y* out, i64 ld_out, const X* in, const X* weight, const X* bias, i64 N, i64 K, i64 OC, float alpha, Run& run);
+// din (N, K) = alpha * dout (N, OC; ld_dout) W, or += where accumulate.
+template <typename X, typename Y>
+void matmul_dgrad(Y* din, const X* dout, i64 ld_dout, const X* weight, i64 N, i64 K, i64 OC, float alpha, bool accumulate, Run& run);
+// dweight (OC, K) (+)= alpha * dout^T in.
+template <typename X>
+void matmul_wgrad(float* dweight, const X* dout, i64 ld_dout, const X* in, i64 N, i64 K, i64 OC, float alpha, GradMode mode, Run& run);
+// dbias (OC) (+)= column sums of dout (N, OC; ld OC), in fp32, in a fixed order.
+template <typename X>
+void bias_backward(float* dbias, const X* dout, i64 N, i64 OC, GradMode mode, Run& run);
+// to[i] = from[i], another type.
+template <typename From, typename To>
+void cast(To* to, const From* from, i64 count, Run& run);
+
+// ---- rope -----------------------------------------------------------------------------------------------------------
+// Splits qkv (B,S,(NH+2*KVH)*HS) into q (B,NH,S,HS) and rows [pos0, pos0+S) of k, v (B,KVH,S_kv,HS), rotating q and k by
+// position: (a, b) -> (a cos - b sin, b cos + a sin) for the pairs (i, i + HS/2). cos, sin: (positions, HS/2), null: no rotation.
+template <typename X>
+void rope_split_forward(X* q, X* k, X* v, const X* qkv, const float* cos, const float* sin, i64 pos0, i64 S_kv, i64 B, i64 S, i64 NH,
+                        i64 KVH, i64 HS, Run& run);
+// The way back, at pos0 = 0 and S_kv = S.
+template <typename X>
+void rope_split_backward(X* dqkv, const X* dq, const X* dk, const X* dv, const float* cos, const float* sin, i64 B, i64 S, i64 NH, i64 KVH,
+                         i64 HS, Run& run);
+
+// ---- attention ------------------------------------------------------------------------------------------------------
+// Causal: query s sees keys [0, pos0 + s]. att (B,S,NH,HS) = softmax(q k^T / sqrt(HS)) v; lse (B,NH,S) the log-sum-exp of
+// each row's scaled scores. Query head h uses key-value head h / (NH/KVH). Nothing of size S*S is kept.
+template <typename X>
+void attention_forward(X* att, float* lse, const X* q, const X* k, const X* v, i64 pos0, i64 S_kv, i64 B, i64 S, i64 NH, i64 KVH, i64 HS,
+                       Run& run);
+// dq (B,NH,S,HS), dk and dv (B,KVH,S,HS), all "=", at pos0 = 0 and S_kv = S. Probabilities are recomputed from lse.
+template <typename X>
+void attention_backward(X* dq, X* dk, X* dv, const X* datt, const X* att, const float* lse, const X* q, const X* k, const X* v, i64 B,
+                        i64 S, i64 NH, i64 KVH, i64 HS, Run& run);
+
+// ---- mlp ------------------------------------------------------------------------------------------------------------
+// h (N,F) = silu(gate) * up, gate_up (N, 2F) = [gate | up].
+template <typename X>
+void swiglu_forward(X* h, const X* gate_up, i64 N, i64 F, Run& run);
+template <typename X>
+void swiglu_backward(X* dgate_up, const X* dh, const X* gate_up, i64 N, i64 F, Run& run);
+// h (N,F) = gelu(u), the tanh form (GPT-2's).
+template <typename X>
+void gelu_forward(X* h, const X* u, i64 N, i64 F, Run& run);
+template <typename X>
+void gelu_backward(X* du, const X* dh, const X* u, i64 N, i64 F, Run& run);
+
+// ---- classifier -----------------------------------------------------------------------------------------------------
+// Over this rank's vocabulary rows, for n tokens: stats (n,3) = {max, sum of exp(l - max), target's logit if owned else 0}.
+// A rank that owns no row gives {-inf, 0, 0}. A target < 0 is ignored: no loss, no gradient.
+template <typename X>
+void classifier_stats(float* stats, const X* logits, const int* targets, Range vocab, i64 n, Run& run);
+// all_stats (T,n,3), combined in rank order: losses (n) = lse - target's logit (0 where ignored), lse (n).
+void classifier_loss(float* losses, float* lse, const float* all_stats, const int* targets, i64 T, i64 n, Run& run);
+// logits := scale * (softmax - onehot(target)), in place; zero where ignored.
+template <typename X>
+void classifier_backward(X* logits, const float* lse, const int* targets, Range vocab, float scale, i64 n, Run& run);
+
+// ---- optimiser ------------------------------------------------------------------------------------------------------
+struct AdamW {
+    float lr, beta1, beta2, eps, weight_decay;
+    float correction1, correction2;  // 1 - beta^t
+    float grad_scale;                // clipping
+};
+// One pass: m, v, master -= lr * (m^ / (sqrt(v^) + eps) + weight_decay * master), param = master rounded. master may be param itself.
+template <typename X>
+void adamw_update(X* param, float* master, float* m, float* v, const float* grad, i64 count, const AdamW& hyper, Run& run);
+// Sum of squares in double, in a fixed order.
+template <typename X>
+double sum_of_squares(const X* data, i64 count, Run& run);
+// Sum of squared differences of two (N, cols; ld) blocks in double, in a fixed order.
+template <typename X>
+double sum_of_squared_differences(const X* a, const X* b, i64 ld, i64 N, i64 cols, Run& run);
