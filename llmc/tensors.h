@@ -36,14 +36,14 @@ struct TensorSpec {
 
 // A rectangle that this rank's tensor and one Hugging Face tensor have in common.
 struct Slice {
-    const HfPart* part;
+    HfPart part;
     i64 local_row, rows;   // rows [local_row, local_row + rows) of the local tensor
     i64 hf_row;            // the first of them in the Hugging Face tensor's rows
     i64 hf_col, cols;      // columns [hf_col, hf_col + cols) of the unsharded tensor
     i64 hf_cols;           // all its columns
     // Where element (i, j) of the slice lies in the Hugging Face tensor as stored.
     i64 hf_index(i64 i, i64 j) const {
-        return part->transposed ? (hf_col + j) * part->hf_rows + hf_row + i : (hf_row + i) * hf_cols + hf_col + j;
+        return part.transposed ? (hf_col + j) * part.hf_rows + hf_row + i : (hf_row + i) * hf_cols + hf_col + j;
     }
 };
 
@@ -108,13 +108,13 @@ private:
             } else if (s.split == Split::VOCAB) {
                 rows = vocab_range(model, tp, rank);
             }
-            t.slices.push_back({&part, t.rows, rows.size(), part.hf_row + rows.begin, cols.begin, cols.size(), all_cols});
+            t.slices.push_back({part, t.rows, rows.size(), part.hf_row + rows.begin, cols.begin, cols.size(), all_cols});
             t.rows += rows.size();
         }
         t.offset = count_;
         count_ += round_up(t.count(), 32);  // every tensor starts on a cache line; the gap stays zero
         by_name_[s.name] = tensors_.size();
-        tensors_.push_back(std::move(t));   // moving keeps the parts where they are, so slices stay valid
+        tensors_.push_back(std::move(t));
     }
 
     std::vector<Tensor> tensors_;
