@@ -177,3 +177,25 @@ inline std::string read_text_file(const std::string& path) {
     file.read(text.data(), text.size());
     return text;
 }
+
+// Makes a folder and its parents, and proves that a file can be written there: before a run, not after its first hours.
+inline void prepare_folder(const std::string& path) {
+    for (size_t at = 1; at <= path.size(); at++) {
+        if (at < path.size() && path[at] != '/') { continue; }
+        const std::string parent = path.substr(0, at);
+        if (mkdir(parent.c_str(), 0777) != 0 && !is_directory(parent)) {
+            die("cannot make the folder '%s': %s\nHINT: is a file of that name in the way? may you write there?", parent.c_str(), strerror(errno));
+        }
+    }
+    const std::string probe = path + "/.writable";
+    FILE* file = fopen(probe.c_str(), "w");
+    check(file != nullptr, "cannot write in the folder '%s': %s", path.c_str(), strerror(errno));
+    fclose(file);
+    unlink(probe.c_str());
+}
+
+inline std::string host_name() {
+    char name[256] = "";
+    gethostname(name, sizeof(name) - 1);
+    return name;
+}

@@ -5,6 +5,9 @@
 // and the bits are the same for threads, for MPI and for any split into pieces.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
+
 #include "device.h"
 
 // What bytes are sent for, as the log reports them.
@@ -15,29 +18,85 @@ struct CommStats {
     double exposed_seconds = 0;           // time spent waiting, nothing computed meanwhile
 };
 
+// Every collective is this one: all ranks hold the same array, and each element of it is owned by one rank, or by none.
+//   reduce: the owner of an element adds all ranks' values of it.     reduce and gather: an all-reduce
+//   gather: everyone gets the owner's value.                          reduce alone: a reduce-scatter; gather alone: an all-gather
+struct Exchange {
+    void* data;
+    i64 element_bytes;
+    DType dtype;               // of the elements, where they are added
+    std::vector<Range> parts;  // parts[r], in elements, is rank r's. Disjoint; may be empty, and need not cover the array
+    bool reduce, gather;
+    Traffic traffic;
+
+    char* at(i64 element) const { return (char*)data + element * element_bytes; }
+
+    // What rank `rank` sends: its values of the others' parts to their owners, and its own part to each of the others.
+    i64 bytes_sent(int rank) const {
+        i64 elements = 0;
+        for (int peer = 0; peer < (int)parts.size(); peer++) {
+            if (peer == rank) { continue; }
+            if (reduce) { elements += parts[peer].size(); }
+            if (gather) { elements += parts[rank].size(); }
+        }
+        return elements * element_bytes;
+    }
+};
+
 // One group of ranks, as one of them sees it. All ranks of a group make the same calls in the same order.
 // A rank makes its calls from one thread. Every wait sleeps or yields: ranks may share cores.
 class Comm {
 public:
     using Ticket = i64;  // 0: nothing to wait for
+    // A slot holds one exchange at a time; those in different slots proceed independently.
+    static constexpr int MAX_IN_FLIGHT = 4, BLOCKING_SLOT = MAX_IN_FLIGHT, SLOTS = MAX_IN_FLIGHT + 1;
 
     Comm(int rank, int size) : rank(rank), size(size) {}
+    Comm(const Comm&) = delete;
+    Comm& operator=(const Comm&) = delete;
     virtual ~Comm() = default;
 
-    // data[0, count) = sum over ranks, in place. Nobody may touch data between start and wait. Up to 4 at a time are in flight.
-    virtual Ticket start_all_reduce(void* data, i64 count, DType dtype, Traffic traffic) = 0;
-    virtual void wait(Ticket ticket) = 0;
+    // data[0, count) = sum over ranks, in place. Nobody may touch data between start and wait. Up to 4 at a time are in
+    // flight, besides the blocking calls below, which may be made meanwhile.
+    Ticket start_all_reduce(void* data, i64 count, DType dtype, Traffic traffic) {
+        if (size == 1 || count == 0) { return 0; }
+        const Ticket ticket = ++started_;
+        Ticket& in_flight = in_flight_[ticket % MAX_IN_FLIGHT];
+        check(in_flight == 0, "%d all-reduces are in flight: wait for ticket %lld before starting another", MAX_IN_FLIGHT, (long long)in_flight);
+        in_flight = ticket;
+        std::vector<Range> parts(size);
+        for (int r = 0; r < size; r++) { parts[r] = split_range(count, size, r); }
+        start((int)(ticket % MAX_IN_FLIGHT), {data, dtype_bytes(dtype), dtype, std::move(parts), /*reduce=*/true, /*gather=*/true, traffic});
+        return ticket;
+    }
+    // Waiting again for what is done is harmless.
+    void wait(Ticket ticket) {
+        Ticket& in_flight = in_flight_[ticket % MAX_IN_FLIGHT];
+        if (ticket == 0 || in_flight != ticket) { return; }
+        finish_timed((int)(ticket % MAX_IN_FLIGHT));
+        in_flight = 0;
+    }
     // Moves bytes along, where nothing else would. Cheap; called between blocks of a GEMM.
     virtual void poll() {}
 
-    // all[r * bytes, (r + 1) * bytes) = rank r's `mine`, for every r.
-    virtual void all_gather(const void* mine, void* all, i64 bytes, Traffic traffic) = 0;
-    // data[ranges[rank]] = sum over ranks of their data[ranges[rank]]; the other ranges keep what they had. One range a rank.
-    virtual void reduce_scatter(float* data, const std::vector<Range>& ranges, Traffic traffic) = 0;
-    // Every rank's data[ranges[r]] = rank r's, for every r. Elements of element_bytes.
-    virtual void all_gather_ranges(void* data, i64 element_bytes, const std::vector<Range>& ranges, Traffic traffic) = 0;
-
     void all_reduce(void* data, i64 count, DType dtype, Traffic traffic) { wait(start_all_reduce(data, count, dtype, traffic)); }
+
+    // all[r * bytes, (r + 1) * bytes) = rank r's `mine`, for every r. `mine` may be its place in `all`.
+    virtual void all_gather(const void* mine, void* all, i64 bytes, Traffic traffic) {
+        char* place = (char*)all + rank * bytes;
+        if (place != mine && bytes > 0) { memcpy(place, mine, bytes); }
+        std::vector<Range> parts(size);
+        for (int r = 0; r < size; r++) { parts[r] = {r * bytes, (r + 1) * bytes}; }
+        all_gather_ranges(all, 1, parts, traffic);
+    }
+    // data[ranges[rank]] = sum over ranks of their data[ranges[rank]]; all else keeps what it had. One range a rank, disjoint.
+    void reduce_scatter(float* data, const std::vector<Range>& ranges, Traffic traffic) {
+        block_on({data, sizeof(float), DType::FP32, ranges, /*reduce=*/true, /*gather=*/false, traffic});
+    }
+    // Every rank's data[ranges[r]] = rank r's, for every r. Elements of element_bytes.
+    void all_gather_ranges(void* data, i64 element_bytes, const std::vector<Range>& ranges, Traffic traffic) {
+        block_on({data, element_bytes, DType::FP32, ranges, /*reduce=*/false, /*gather=*/true, traffic});
+    }
     void barrier() {
         char mine = 0;
         std::vector<char> all(size);
@@ -46,6 +105,28 @@ public:
 
     const int rank, size;
     CommStats stats;
+
+protected:
+    // What a communicator implements. An exchange is never empty, and has at least two ranks.
+    virtual void start(int slot, Exchange exchange) = 0;
+    virtual void finish(int slot) = 0;
+
+private:
+    void block_on(Exchange exchange) {
+        check((int)exchange.parts.size() == size, "%zu ranges given to a group of %d ranks", exchange.parts.size(), size);
+        const bool nothing = std::all_of(exchange.parts.begin(), exchange.parts.end(), [](const Range& part) { return part.size() == 0; });
+        if (size == 1 || nothing) { return; }
+        start(BLOCKING_SLOT, std::move(exchange));
+        finish_timed(BLOCKING_SLOT);
+    }
+    void finish_timed(int slot) {
+        const auto begin = std::chrono::steady_clock::now();
+        finish(slot);
+        stats.exposed_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    }
+
+    Ticket started_ = 0;
+    Ticket in_flight_[MAX_IN_FLIGHT] = {};  // by slot; 0: free
 };
 
 // The groups that one rank belongs to. World rank = dp.rank * tp.size + tp.rank.
@@ -58,3 +139,41 @@ struct Ranks {
         dp->poll();
     }
 };
+
+// ---------------------------------------------------------------------------------------------------------------
+// The sum, for communicators that add on the CPU: one routine, so that all give the same bits.
+
+constexpr i64 SUM_BLOCK = 1024;  // elements whose fp32 sums stay in the L1 cache
+
+// One block: out[o][begin, begin + n) for every o. A constant n lets -O2 vectorise.
+template <typename X, typename N>
+inline void sum_block(const std::vector<X*>& out, const std::vector<const X*>& in, i64 begin, N n) {
+    float sum[SUM_BLOCK];
+    X rounded[SUM_BLOCK];
+    for (i64 i = 0; i < n; i++) { sum[i] = (float)in[0][begin + i]; }
+    for (size_t r = 1; r < in.size(); r++) {
+        const X* values = in[r] + begin;
+        for (i64 i = 0; i < n; i++) { sum[i] += (float)values[i]; }
+    }
+    for (i64 i = 0; i < n; i++) { rounded[i] = (X)sum[i]; }
+    for (X* place : out) { memcpy(place + begin, rounded, n * sizeof(X)); }
+}
+
+// out[o][0, n) = in[0] + in[1] + ... in this order, in fp32, rounded once; for every o. An out may be one of the ins.
+template <typename X>
+void sum_in_rank_order(const std::vector<X*>& out, const std::vector<const X*>& in, i64 n) {
+    i64 begin = 0;
+    for (; begin + SUM_BLOCK <= n; begin += SUM_BLOCK) { sum_block(out, in, begin, std::integral_constant<i64, SUM_BLOCK>()); }
+    if (begin < n) { sum_block(out, in, begin, n - begin); }
+}
+
+inline void sum_in_rank_order(DType dtype, const std::vector<void*>& out, const std::vector<const void*>& in, i64 n) {
+    const auto sum = [&]<typename X>(X*) {
+        std::vector<X*> typed_out;
+        std::vector<const X*> typed_in;
+        for (void* place : out) { typed_out.push_back((X*)place); }
+        for (const void* values : in) { typed_in.push_back((const X*)values); }
+        sum_in_rank_order(typed_out, typed_in, n);
+    };
+    dtype == DType::BF16 ? sum((bf16*)nullptr) : sum((float*)nullptr);
+}

@@ -5,6 +5,8 @@
 //   device_alloc, device_free          zeroed memory where kernels can reach it
 //   copy_to_device, copy_to_host       ordered after what `run` was given before; complete on return
 //   DEVICE_ALIGN                       elements to which a padded stride is rounded
+//   DType, fast_dtype                  FP32 or BF16; which of them matrix products are fast in
+//   make_run, available_memory         one rank's share of the host; bytes left
 //
 // The build picks one side. cpu: this machine's threads.
 #pragma once
@@ -18,8 +20,6 @@
 #else
 #include "device_cpu.h"
 #endif
-
-enum class DType { FP32, BF16 };
 
 template <typename X>
 constexpr DType dtype_of = DType::FP32;
@@ -62,3 +62,15 @@ private:
     i64 bytes_ = 0;
     char* base_ = nullptr;
 };
+
+// What this program was built from, for logs.
+inline std::string build_description() {
+#if defined(LLMC_CUDA)
+    const char* backend = "cuda";
+#elif defined(LLMC_SIMT)
+    const char* backend = "simt";
+#else
+    const char* backend = "cpu";
+#endif
+    return format("%s, compiler %s, %s", backend, __VERSION__, __DATE__);
+}

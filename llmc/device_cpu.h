@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <atomic>
+#include <cinttypes>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -150,3 +151,35 @@ template <typename X>
 void copy_to_device(X* device, const X* host, i64 count, Run&) { memcpy(device, host, count * sizeof(X)); }
 template <typename X>
 void copy_to_host(X* host, const X* device, i64 count, Run&) { memcpy(host, device, count * sizeof(X)); }
+
+// The type that matrix products are fast in here. Without AMX, bf16 products run at half the speed of fp32.
+enum class DType { FP32, BF16 };
+inline DType fast_dtype() {
+    std::string flags;
+    if (FILE* cpuinfo = fopen("/proc/cpuinfo", "r")) {
+        char line[8192];
+        while (flags.empty() && fgets(line, sizeof(line), cpuinfo)) {
+            if (strncmp(line, "flags", 5) == 0) { flags = line; }
+        }
+        fclose(cpuinfo);
+    }
+    return flags.find(" amx_bf16") != std::string::npos ? DType::BF16 : DType::FP32;
+}
+
+// Bytes that this host can still give.
+inline i64 available_memory() {
+    i64 kib = 0;
+    if (FILE* meminfo = fopen("/proc/meminfo", "r")) {
+        char line[256];
+        while (kib == 0 && fgets(line, sizeof(line), meminfo)) { sscanf(line, "MemAvailable: %" SCNd64, &kib); }
+        fclose(meminfo);
+    }
+    return kib > 0 ? kib * 1024 : std::numeric_limits<i64>::max();
+}
+
+// The execution context of one of `ranks_here` ranks that divide `threads` (0: one per core) of this host among them.
+inline Run make_run(int threads, int ranks_here) {
+    const int cores = std::max(1, (int)std::thread::hardware_concurrency());
+    const int all = threads > 0 ? threads : cores, mine = std::max(1, all / ranks_here);
+    return Run(mine, mine * ranks_here <= cores ? 2000 : 0);
+}

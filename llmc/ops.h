@@ -69,6 +69,9 @@ void bias_backward(float* dbias, const X* dout, i64 N, i64 OC, GradMode mode, Ru
 template <typename From, typename To>
 void cast(To* to, const From* from, i64 count, Run& run);
 
+// The library behind the products, and its version, for people.
+std::string gemm_library();
+
 // ---- rope -----------------------------------------------------------------------------------------------------------
 // Splits qkv (B,S,(NH+2*KVH)*HS) into q (B,NH,S,HS) and rows [pos0, pos0+S) of k, v (B,KVH,S_kv,HS), rotating q and k by
 // position: (a, b) -> (a cos - b sin, b cos + a sin) for the pairs (i, i + HS/2). cos, sin: (positions, HS/2), null: no rotation.

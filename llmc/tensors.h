@@ -57,6 +57,32 @@ struct Tensor {
     bool is_vector() const { return spec.cols == 0; }
 };
 
+// Fills a rank's tensor from its Hugging Face tensors: read(slice, first, count, to) is asked for runs of consecutive
+// elements [first, first + count) of slice.part, as long as the layout allows.
+template <typename Read>
+void fill_from_hf(const Tensor& t, float* out, const Read& read) {
+    std::vector<float> tile;
+    for (const Slice& s : t.slices) {
+        float* rows = out + s.local_row * t.cols;
+        if (s.rows * s.cols == 0) { continue; }
+        if (s.part.transposed) {
+            constexpr i64 TILE = 16;  // our rows are their columns: a row of the tile is a cache line of ours
+            tile.resize(TILE * s.rows);
+            for (i64 j0 = 0; j0 < s.cols; j0 += TILE) {
+                const i64 width = std::min(TILE, s.cols - j0);
+                for (i64 j = 0; j < width; j++) { read(s, s.hf_index(0, j0 + j), s.rows, tile.data() + j * s.rows); }
+                for (i64 i = 0; i < s.rows; i++) {
+                    for (i64 j = 0; j < width; j++) { rows[i * t.cols + j0 + j] = tile[j * s.rows + i]; }
+                }
+            }
+        } else if (s.cols == s.hf_cols) {
+            read(s, s.hf_index(0, 0), s.rows * s.cols, rows);
+        } else {
+            for (i64 i = 0; i < s.rows; i++) { read(s, s.hf_index(i, 0), s.cols, rows + i * t.cols); }
+        }
+    }
+}
+
 // One rank's parameters. Order in the allocation: [complete | replicated | sharded], so that the sum of the replicated
 // gradients over TP ranks is one contiguous range, at the same place on every rank.
 class ParameterTable {

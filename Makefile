@@ -1,0 +1,92 @@
+# make              ./train_gpt ./test_gpt ./tokenize: the CPU build
+# make test         builds and runs every test that needs no GPU; the last line is 'N passed, N failed'
+# make bench        speed against the named peers, as ratios measured in one run
+# make demo         text to a trained model in a few minutes (scripts/quickstart.sh)
+# make clean
+#
+# Switches: GEMM=dnnl (oneDNN, a vendor library) or plain (C++ loops: slow, for sanitizers), MPI=1 or 0, SANITIZE=address,undefined or thread,
+# WERROR=1, BUILD=folder for objects. Paths are relative, so a checkout in a folder with spaces works.
+
+GEMM ?= dnnl
+MPI ?= $(if $(shell command -v mpicxx),1,0)
+BUILD ?= build
+CXX := g++
+
+CXXFLAGS := -std=c++20 -O3 -march=native -fno-math-errno -fno-trapping-math -g1 -Wall -Wextra -I. -MMD -MP -pthread
+LDFLAGS := -pthread
+LDLIBS :=
+ifeq ($(GEMM),dnnl)
+  CXXFLAGS += -fopenmp
+  LDFLAGS += -fopenmp
+  LDLIBS += -ldnnl
+else
+  CXXFLAGS += -DLLMC_GEMM_PLAIN
+endif
+ifeq ($(MPI),1)
+  MPI_CFLAGS := $(shell mpicxx --showme:compile 2>/dev/null || echo -I/usr/include/mpi)
+  LDLIBS += $(shell mpicxx --showme:link 2>/dev/null || echo -lmpi)
+else
+  CXXFLAGS += -DLLMC_MPI=0
+endif
+ifneq ($(SANITIZE),)
+  CXXFLAGS += -fsanitize=$(SANITIZE) -fno-omit-frame-pointer
+  LDFLAGS += -fsanitize=$(SANITIZE)
+endif
+ifeq ($(WERROR),1)
+  CXXFLAGS += -Werror
+endif
+
+OBJECTS := $(addprefix $(BUILD)/,ops.o comm_mpi.o launch.o flags.o tokenizer.o)
+
+.PHONY: all test bench demo clean FORCE
+all: train_gpt test_gpt tokenize
+	@echo "train_gpt  trainer, generation, evaluation: CPU, GEMM $(GEMM), MPI $(MPI), fp32 and bf16"
+	@echo "test_gpt   goldens: ./test_gpt, or ./test_gpt --golden DIR --init-from HF_DIR --batch FILE.i32"
+	@echo "tokenize   text to shards, tokenizers, --inspect, --decode"
+
+train_gpt: $(BUILD)/train_gpt.o $(OBJECTS)
+	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash
+test_gpt: $(BUILD)/test_gpt.o $(OBJECTS)
+	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash
+tokenize: $(BUILD)/tokenize.o $(BUILD)/tokenizer.o
+	$(CXX) $(LDFLAGS) $^ -o $@ -lsentencepiece -lxxhash -lsimdjson -lz -lzstd
+
+# One binary for all unit tests (GoogleTest), in dev/test/test_*.cpp.
+UNIT_TESTS := $(patsubst dev/test/%.cpp,$(BUILD)/%.o,$(wildcard dev/test/test_*.cpp))
+$(BUILD)/unit_tests: $(UNIT_TESTS) $(OBJECTS)
+	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash -lgtest -lgtest_main
+
+$(BUILD)/bench_ops: $(BUILD)/bench_ops.o $(OBJECTS)
+	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash
+
+test:
+	dev/test/run_tests.sh
+bench: all
+	dev/bench/bench.sh
+demo:
+	scripts/quickstart.sh
+
+# .cu files are C++ here: ops and the trainer build for the CPU without nvcc.
+$(BUILD)/%.o: %.cu $(BUILD)/flags.txt
+	$(CXX) $(CXXFLAGS) -x c++ -c $< -o $@
+$(BUILD)/%.o: llmc/%.cu $(BUILD)/flags.txt
+	$(CXX) $(CXXFLAGS) -x c++ -c $< -o $@
+$(BUILD)/%.o: llmc/%.cpp $(BUILD)/flags.txt
+	$(CXX) $(CXXFLAGS) $(MPI_CFLAGS) -c $< -o $@
+$(BUILD)/%.o: data/%.cpp $(BUILD)/flags.txt
+	$(CXX) $(CXXFLAGS) -c $< -o $@
+$(BUILD)/%.o: dev/test/%.cpp $(BUILD)/flags.txt
+	$(CXX) $(CXXFLAGS) -c $< -o $@
+$(BUILD)/%.o: dev/bench/%.cpp $(BUILD)/flags.txt
+	$(CXX) $(CXXFLAGS) -c $< -o $@
+
+# Other flags, another compiler or another machine (-march=native) make everything anew.
+BUILT_WITH := $(CXX) $(CXXFLAGS) $(LDLIBS) $(shell $(CXX) -march=native -Q --help=target 2>/dev/null | cksum)
+$(BUILD)/flags.txt: FORCE
+	@mkdir -p $(BUILD)
+	@echo '$(BUILT_WITH)' | cmp -s - $@ || echo '$(BUILT_WITH)' > $@
+
+clean:
+	rm -rf build train_gpt test_gpt tokenize
+
+-include $(wildcard $(BUILD)/*.d)

@@ -1,0 +1,325 @@
+// test_checkpoint.cpp: state that is saved by some ranks and read by others comes back bit for bit, and a save that fails, is
+// killed, or is damaged later never passes for a good one.
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "llmc/checkpoint_load.h"
+#include "llmc/checkpoint_save.h"
+#include "llmc/comm_local.h"
+#include "llmc/init.h"
+#include "tiny_models.h"
+
+namespace {
+
+// Calls body(ranks, run) on T * D ranks that are threads. What each rank threw, or "".
+template <typename Body>
+std::vector<std::string> on_ranks(int T, int D, const Body& body) {
+    LocalGroup world(T * D);
+    std::vector<std::unique_ptr<LocalGroup>> tp, dp;
+    for (int d = 0; d < D; d++) { tp.push_back(std::make_unique<LocalGroup>(T)); }
+    for (int t = 0; t < T; t++) { dp.push_back(std::make_unique<LocalGroup>(D)); }
+    std::vector<std::string> errors(T * D);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < T * D; rank++) {
+        threads.emplace_back([&, rank] {
+            LocalComm world_comm(world, rank), tp_comm(*tp[rank / T], rank % T), dp_comm(*dp[rank % T], rank / T);
+            Ranks ranks{&world_comm, &tp_comm, &dp_comm, T * D};
+            Run run(1);
+            errors[rank] = message_of([&] { body(ranks, run); });
+        });
+    }
+    for (std::thread& thread : threads) { thread.join(); }
+    return errors;
+}
+std::vector<std::string> no_errors(int n) { return std::vector<std::string>(n); }
+
+// A rank's state, every element of which tells where it belongs: part, step, and place in the Hugging Face tensor.
+struct State {
+    ParameterTable table;
+    std::vector<float> parts[PARTS];
+    std::vector<StateView> views;
+
+    State(const ModelConfig& model, const Ranks& ranks, bool zero) : table(model, tiny_specs(model), ranks.tp->size, ranks.tp->rank) {
+        for (auto& part : parts) { part.assign(table.count(), 0.0f); }
+        for (const Range segment : {Range{0, table.replicated.end}, table.sharded}) {
+            const Range mine = zero ? split_range(segment.size(), ranks.dp->size, ranks.dp->rank, 32) : Range{0, segment.size()};
+            const i64 begin = segment.begin + mine.begin;
+            views.push_back({{begin, begin + mine.size()}, &parts[0][begin], &parts[1][begin], &parts[2][begin]});
+        }
+    }
+    void fill(i64 step) {
+        for (int p = 0; p < PARTS; p++) {
+            for (const Tensor& t : table.tensors()) {
+                fill_from_hf(t, parts[p].data() + t.offset, [&](const Slice& s, i64 first, i64 count, float* to) {
+                    fill_normal(step * PARTS + p, fnv1a_64(s.part.name), first, count, 1.0f, to);
+                });
+            }
+        }
+    }
+    // Elements in this rank's views that differ from `other`.
+    i64 differences(const State& other) const {
+        i64 n = 0;
+        for (const StateView& v : views) {
+            for (int p = 0; p < PARTS; p++) { n += memcmp(v.part(p), &other.parts[p][v.range.begin], v.range.size() * sizeof(float)) != 0; }
+        }
+        return n;
+    }
+};
+
+json meta_of(const ModelConfig& model) { return {{"model", model_to_json(model)}, {"sync_factor", 0.1}, {"note", "é \"quoted\""}}; }
+
+std::vector<std::string> save(const std::string& out, const ModelConfig& model, int T, int D, bool zero, i64 step, int keep = 0) {
+    return on_ranks(T, D, [&](Ranks& ranks, Run& run) {
+        State state(model, ranks, zero);
+        state.fill(step);
+        const std::string path = save_checkpoint(out, meta_of(model), step, state.views, ranks, keep, run);
+        check(path == out + "/" + step_name(step), "saved as %s", path.c_str());
+    });
+}
+// Reads with T * D ranks and compares.
+std::vector<std::string> load(const std::string& dir, const ModelConfig& model, int T, int D, bool zero, i64 step) {
+    return on_ranks(T, D, [&](Ranks& ranks, Run& run) {
+        State wanted(model, ranks, zero), got(model, ranks, zero);
+        wanted.fill(step);
+        for (const StateView& v : got.views) {
+            for (int p = 0; p < PARTS; p++) { std::fill_n(v.part(p), v.range.size(), NAN); }
+        }
+        Checkpoint checkpoint(dir);
+        check(checkpoint.step() == step, "step %lld", (long long)checkpoint.step());
+        check(checkpoint.meta() == meta_of(model), "meta differs");
+        check(model_to_json(checkpoint.model()) == model_to_json(model), "model differs");
+        load_state(checkpoint, got.table, *ranks.tp, got.views, run);
+        check(got.differences(wanted) == 0, "state differs");
+    });
+}
+
+std::vector<std::string> names_in(const std::string& dir) {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(dir)) { names.push_back(entry.path().filename()); }
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+TEST(Checkpoint, ModelRoundTrip) {
+    for (const ModelConfig& m : {tiny_llama(), tiny_gpt()}) {
+        const json j = json::parse(model_to_json(m).dump());
+        EXPECT_EQ(model_to_json(model_from_json(j, "here")), model_to_json(m));
+        json lacking = j;
+        lacking.erase("rope_base");
+        expect_mentions(message_of([&] { model_from_json(lacking, "here"); }), {"'here'", "rope_base"});
+    }
+}
+
+// D and ZeRO may change: 1 -> 3 -> 2 -> 4 ranks.
+TEST(Checkpoint, DataParallelChanges) {
+    const TempDir dir;
+    const struct {
+        int D;
+        bool zero;
+    } runs[] = {{1, false}, {3, true}, {3, false}, {2, true}, {4, true}, {2, false}, {1, true}};
+    for (const int T : {1, 2}) {
+        i64 step = 100 * T;
+        for (const auto& from : runs) {
+            ASSERT_EQ(save(dir.path, tiny_llama(), T, from.D, from.zero, ++step), no_errors(T * from.D));
+            for (const auto& to : runs) {
+                ASSERT_EQ(load(dir.path + "/" + step_name(step), tiny_llama(), T, to.D, to.zero, step), no_errors(T * to.D));
+            }
+        }
+    }
+}
+
+// T may change where the model does not depend on it; a vocabulary of 53 divides by none of them.
+TEST(Checkpoint, TensorParallelChanges) {
+    const TempDir dir;
+    i64 step = 0;
+    for (ModelConfig model : {tiny_llama(), tiny_gpt()}) {
+        for (const i64 multiple : {0, 8}) {
+            model.vocab_multiple = multiple;
+            for (const int from : {1, 2, 4, 3}) {
+                ASSERT_EQ(save(dir.path, model, from, 2, true, ++step, 1), no_errors(2 * from));
+                for (const int to : {1, 2, 4, 3, 12}) {
+                    ASSERT_EQ(load(latest_checkpoint(dir.path), model, to, 1, false, step), no_errors(to)) << from << " to " << to;
+                }
+                ASSERT_EQ(load(latest_checkpoint(dir.path), model, 6, 2, true, step), no_errors(12));
+            }
+        }
+    }
+}
+
+TEST(Checkpoint, SameStateSameBytes) {
+    const TempDir a, b;
+    save(a.path, tiny_llama(), 2, 2, true, 7);
+    save(b.path, tiny_llama(), 2, 2, true, 7);
+    const std::string name = "/step_00000007";
+    const std::vector<std::string> files = {"checkpoint.json", "state_tp0_dp0.bin", "state_tp0_dp1.bin", "state_tp1_dp0.bin",
+                                            "state_tp1_dp1.bin"};
+    ASSERT_EQ(names_in(a.path + name), files);
+    for (const std::string& file : files) {
+        EXPECT_EQ(read_text_file(a.path + name + "/" + file), read_text_file(b.path + name + "/" + file));
+    }
+    // Without ZeRO both data-parallel ranks hold all and share the writing.
+    save(a.path, tiny_llama(), 1, 2, false, 8);
+    const auto bytes = [&](const char* file) { return (i64)std::filesystem::file_size(a.path + "/step_00000008/" + file); };
+    EXPECT_NEAR(bytes("state_tp0_dp0.bin"), bytes("state_tp0_dp1.bin"), 2000);
+}
+
+TEST(Checkpoint, KeepsTheNewest) {
+    const TempDir dir;
+    EXPECT_EQ(latest_checkpoint(dir.path), "");
+    EXPECT_EQ(latest_checkpoint(dir.path + "/nowhere"), "");
+    const std::string out = dir.path + "/made/on the way";
+    for (i64 step : {10, 20, 30, 100000000}) { ASSERT_EQ(save(out, tiny_gpt(), 1, 1, false, step, 2), no_errors(1)); }
+    EXPECT_EQ(names_in(out), (std::vector<std::string>{"step_00000030", "step_100000000"}));
+    EXPECT_EQ(latest_checkpoint(out), out + "/step_100000000");
+    EXPECT_EQ(latest_checkpoint(out + "/step_00000030"), out + "/step_00000030");
+    // A run that went back: its save is kept whatever the newer ones of its former self, and replaces what has its name.
+    ASSERT_EQ(save(out, tiny_gpt(), 1, 1, false, 20, 1), no_errors(1));
+    EXPECT_EQ(names_in(out).size(), 3u);
+    ASSERT_EQ(save(out, tiny_gpt(), 2, 1, false, 30, 1), no_errors(2));
+    EXPECT_EQ(names_in(out), (std::vector<std::string>{"step_00000030", "step_100000000"}));
+    EXPECT_EQ(load(out + "/step_00000030/", tiny_gpt(), 2, 1, false, 30), no_errors(2));
+}
+
+TEST(Checkpoint, DamageIsNamed) {
+    const TempDir dir;
+    save(dir.path, tiny_llama(), 2, 2, true, 50);
+    save(dir.path, tiny_llama(), 2, 2, true, 100);
+    const std::string good = dir.path + "/step_00000100", old = dir.path + "/step_00000050";
+    // Some rank refuses, with the file's name; a rank whose files are whole may not notice, but the job ends.
+    const auto expect_refused = [&](const std::string& file, const std::vector<std::string>& words) {
+        EXPECT_EQ(latest_checkpoint(dir.path), good);  // no silent step back
+        const std::vector<std::string> errors = load(good, tiny_llama(), 2, 2, true, 100);
+        const std::string& message = *std::max_element(errors.begin(), errors.end());
+        expect_mentions(message, {good + "/" + file, "HINT", "step_00000050"});
+        expect_mentions(message, words);
+    };
+    for (const std::string& file : names_in(good)) {
+        const std::string path = good + "/" + file, bytes = read_text_file(path);
+        const bool manifest = file == "checkpoint.json";
+        const auto cut = [&](i64 size, const char* words) {
+            write_file(path, bytes.substr(0, size));
+            expect_refused(file, {manifest ? "checkpoint.json" : words});
+        };
+        if (!manifest) { cut(bytes.size() - 1, "is 1 byte short"); }
+        cut(bytes.size() / 2, "short");
+        cut(0, "short");
+        if (!manifest) {
+            write_file(path, bytes + "x");
+            expect_refused(file, {"is 1 byte too long"});
+        }
+        for (const size_t at : {(size_t)3, bytes.size() / 2, bytes.size() - 5}) {
+            std::string flipped = bytes;
+            flipped[at] ^= 4;
+            write_file(path, flipped);
+            const std::vector<std::string> errors = load(good, tiny_llama(), 2, 2, true, 100);
+            EXPECT_NE(errors, no_errors(4)) << file << " byte " << at;
+            if (!manifest) { expect_refused(file, {"checksum does not match: the file is damaged"}); }
+        }
+        unlink(path.c_str());
+        expect_refused(file, {manifest ? "is missing" : "No such file"});
+        if (!manifest) {
+            std::filesystem::copy_file(old + "/" + file, path);
+            expect_refused(file, {"is from step 50", "from step 100"});
+        }
+        write_file(path, bytes);
+    }
+    EXPECT_EQ(load(good, tiny_llama(), 2, 2, true, 100), no_errors(4));
+
+    std::filesystem::rename(old, dir.path + "/step_00000200");
+    expect_mentions(load(dir.path + "/step_00000200", tiny_llama(), 2, 2, true, 50)[0], {"named for step 200", "step 50"});
+    ModelConfig wider = tiny_llama();
+    wider.ffn += 12;
+    expect_mentions(on_ranks(2, 1,
+                             [&](Ranks& ranks, ::Run& run) {
+                                 State state(wider, ranks, false);
+                                 Checkpoint checkpoint(good);
+                                 load_state(checkpoint, state.table, *ranks.tp, state.views, run);
+                             })[0],
+                    {"step_00000100", "elements", "the model wants"});
+    expect_mentions(message_of([&] { Checkpoint checkpoint(dir.path + "/nowhere"); }), {"nowhere", "no such directory"});
+}
+
+// A failed save: the same reason on all ranks, nothing left of it, and what was there still loads.
+void expect_failed_save(const std::string& out, const std::vector<std::string>& errors, const char* reason) {
+    EXPECT_EQ(errors, std::vector<std::string>(errors.size(), errors[0]));
+    expect_mentions(errors[0], {"state_tp", reason});
+    EXPECT_EQ(names_in(out), std::vector<std::string>{"step_00000010"});
+    EXPECT_EQ(load(latest_checkpoint(out), tiny_llama(), 2, 1, false, 10), no_errors(2));
+}
+
+TEST(Checkpoint, FileSizeLimit) {
+    const TempDir dir;
+    save(dir.path, tiny_llama(), 2, 1, false, 10);
+    rlimit before;
+    getrlimit(RLIMIT_FSIZE, &before);
+    const rlimit small = {40000, before.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &small);
+    const std::vector<std::string> errors = save(dir.path, tiny_llama(), 2, 2, false, 20);
+    setrlimit(RLIMIT_FSIZE, &before);
+    expect_failed_save(dir.path, errors, "File too large");
+}
+
+TEST(Checkpoint, FullDisk) {
+    const TempDir dir;
+    if (mount("tmpfs", dir.path.c_str(), "tmpfs", 0, "size=360k") != 0) { GTEST_SKIP() << "needs root, to mount a small tmpfs"; }
+    save(dir.path, tiny_llama(), 2, 1, false, 10);
+    const std::vector<std::string> errors = save(dir.path, tiny_llama(), 2, 1, false, 20);
+    expect_failed_save(dir.path, errors, "No space left on device");
+    umount2(dir.path.c_str(), MNT_DETACH);
+}
+
+TEST(Checkpoint, UnwritableFolder) {
+    const TempDir dir;
+    write_file(dir.path + "/file", "");
+    const std::vector<std::string> errors = save(dir.path + "/file", tiny_llama(), 2, 1, false, 1);
+    EXPECT_EQ(errors, std::vector<std::string>(2, errors[0]));
+    expect_mentions(errors[0], {dir.path + "/file"});
+}
+
+// A process that saves over and over is killed at any moment, 50 times: what it had reported saved is there, and whole.
+TEST(Checkpoint, KilledWhileSaving) {
+    const TempDir dir;
+    const ModelConfig model = tiny_llama();
+    LocalGroup alone(1);
+    LocalComm comm(alone, 0);
+    Ranks ranks{&comm, &comm, &comm, 1};
+    ::Run run(1);
+    State state(model, ranks, false);
+    std::mt19937 random(1);
+    i64 done = 0;
+    for (int round = 0; round < 50; round++) {
+        int pipe_ends[2];
+        ASSERT_EQ(pipe(pipe_ends), 0);
+        const pid_t child = fork();
+        if (child == 0) {
+            for (i64 step = done + 10;; step += 10) {
+                state.fill(step);
+                save_checkpoint(dir.path, meta_of(model), step, state.views, ranks, 2, run);
+                if (write(pipe_ends[1], &step, sizeof(step)) != sizeof(step)) { _exit(1); }
+            }
+        }
+        close(pipe_ends[1]);
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 60000));
+        kill(child, SIGKILL);
+        waitpid(child, nullptr, 0);
+        for (i64 step; read(pipe_ends[0], &step, sizeof(step)) == sizeof(step);) { done = step; }
+        close(pipe_ends[0]);
+        const std::string latest = latest_checkpoint(dir.path);
+        if (latest.empty() && done == 0) { continue; }
+        const i64 step = Checkpoint(latest).step();
+        ASSERT_TRUE(step == done || step == done + 10) << step << " after " << done;
+        ASSERT_EQ(load(latest, model, 1, 1, false, step), no_errors(1));
+        done = step;
+    }
+    EXPECT_GT(done, 100);
+    ASSERT_EQ(save(dir.path, model, 1, 1, false, done + 10, 2), no_errors(1));
+    EXPECT_EQ(names_in(dir.path), (std::vector<std::string>{step_name(done), step_name(done + 10)}));
+}
+
+}  // namespace

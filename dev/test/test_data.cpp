@@ -1,0 +1,857 @@
+// test_data.cpp: shards, the order of windows, tokenizers and ./tokenize. The letters B.x n are rows of CASES.md.
+#include <gtest/gtest.h>
+
+#include <clocale>
+#include <filesystem>
+#include <map>
+#include <numeric>
+#include <random>
+#include <set>
+
+// The program itself is tested in this process, so that its functions can be, too.
+#define main tokenize_main
+#include "data/tokenize.cpp"
+#undef main
+
+#include <sentencepiece_processor.h>
+
+namespace {
+
+// ---------------------------------------------------------------------------------------------------------------
+// Helpers
+
+class Data : public testing::Test {
+protected:
+    void SetUp() override {
+        char folder[] = "/tmp/test_data.XXXXXX";
+        ASSERT_NE(mkdtemp(folder), nullptr);
+        folder_ = folder;
+    }
+    void TearDown() override { std::filesystem::remove_all(folder_); }
+
+    std::string path(const std::string& name) const { return folder_ + "/" + name; }
+
+    std::string write_file(const std::string& name, const std::string& content) const {
+        std::filesystem::create_directories(parent_folder(path(name)));
+        File file(path(name), "wb");
+        file.write(content.data(), content.size());
+        file.close();
+        return path(name);
+    }
+    // One shard NAME_000000.bin with these ids.
+    std::string write_shard(const std::string& name, const std::vector<int32_t>& ids, i64 vocab = 65536) const {
+        std::filesystem::create_directories(parent_folder(path(name)));
+        if (ids.empty()) {
+            const ShardHeader header = {SHARD_16_BIT.magic, SHARD_16_BIT.version, 0, {}};
+            return write_file(name + "_000000.bin", std::string((const char*)&header, sizeof header));
+        }
+        ShardWriter writer(path(name), vocab, SHARD_MAX_TOKENS);
+        writer.write(ids);
+        writer.publish();
+        return shard_path(path(name), 0);
+    }
+    std::vector<std::string> file_names() const {
+        std::vector<std::string> names;
+        for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_)) {
+            if (entry.is_regular_file()) { names.push_back(entry.path().filename().string()); }
+        }
+        std::sort(names.begin(), names.end());
+        return names;
+    }
+
+    std::string folder_;
+};
+
+std::vector<int32_t> iota_ids(i64 n, int32_t first = 0) {
+    std::vector<int32_t> ids(n);
+    std::iota(ids.begin(), ids.end(), first);
+    return ids;
+}
+
+// The message and exit code of what must fail, "" if it did not.
+struct Failure {
+    std::string message;
+    int exit_code = 0;
+};
+template <typename Function>
+Failure failure_of(Function function) {
+    try {
+        function();
+    } catch (const Error& e) { return {e.what(), e.exit_code}; }
+    return {};
+}
+#define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << "found: " << (text)
+
+constexpr i64 ANY_VOCAB = 65536;
+
+// Windows [begin, end) of the next batch of `count`, each named by its first id and the number of its shard's first id.
+std::vector<int32_t> first_ids(DataLoader& loader, i64 count, i64 begin, i64 end) {
+    std::vector<int32_t> ids((end - begin) * (loader.seq() + 1)), firsts;
+    loader.next(count, begin, end, ids.data());
+    for (i64 i = 0; i < end - begin; i++) {
+        const int32_t* window = &ids[i * (loader.seq() + 1)];
+        for (i64 t = 1; t <= loader.seq(); t++) { EXPECT_EQ(window[t], window[t - 1] + 1); }  // shards here count up
+        firsts.push_back(window[0]);
+    }
+    return firsts;
+}
+
+// The stream's first `windows` windows, cut into batches of `batch` that `dp` ranks share.
+std::vector<int32_t> stream(const DataLoader& start, i64 windows, i64 batch, i64 dp) {
+    std::vector<int32_t> all(windows);
+    for (i64 rank = 0; rank < dp; rank++) {
+        DataLoader loader = start;
+        for (i64 at = 0; at < windows; at += batch) {
+            const Range part = split_range(batch, dp, rank);
+            const std::vector<int32_t> firsts = first_ids(loader, batch, part.begin, part.end);
+            std::copy(firsts.begin(), firsts.end(), all.begin() + at + part.begin);
+        }
+    }
+    return all;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Order
+
+TEST(Permutation, IsABijectionAndDependsOnTheKey) {
+    for (const i64 n : {1, 2, 3, 7, 64, 65, 1000, 4097}) {
+        for (const uint64_t key : {0, 1, 2}) {
+            const Permutation permutation(n, key);
+            std::set<i64> seen;
+            for (i64 i = 0; i < n; i++) { seen.insert(permutation(i)); }
+            EXPECT_EQ((i64)seen.size(), n);
+            EXPECT_TRUE(*seen.begin() == 0 && *seen.rbegin() == n - 1);
+        }
+    }
+    i64 in_place = 0, as_other_key = 0;
+    for (i64 i = 0; i < 1000; i++) {
+        in_place += Permutation(1000, 1)(i) == i;
+        as_other_key += Permutation(1000, 1)(i) == Permutation(1000, 2)(i);
+    }
+    EXPECT_LT(in_place, 10);
+    EXPECT_LT(as_other_key, 10);
+    const i64 huge = (i64)1 << 40;
+    EXPECT_LT(Permutation(huge, 1)(huge - 1), huge);
+}
+
+// A fair shuffle puts window 0 everywhere: chi-square over 8 places with 8000 keys, 7 degrees of freedom, 99.99% point 29.9.
+TEST(Permutation, IsFair) {
+    std::vector<double> count(8);
+    for (uint64_t key = 0; key < 8000; key++) { count[Permutation(8, mix64(key))(0)]++; }
+    double chi_square = 0;
+    for (const double c : count) { chi_square += (c - 1000) * (c - 1000) / 1000; }
+    EXPECT_LT(chi_square, 29.9);
+}
+
+// B.1 1: k*W*B*T + 1 tokens are k*W*B windows whatever W; with one token fewer one window fewer.
+TEST_F(Data, EveryTokenThatFitsIsUsedAtEveryWorldSize) {
+    const i64 k = 3, W = 4, B = 2, T = 5;
+    write_shard("full", iota_ids(k * W * B * T + 1));
+    write_shard("short", iota_ids(k * W * B * T));
+    const DataLoader full(path("full*.bin"), T, ANY_VOCAB, 1, WindowOrder::shuffled),
+        shorter(path("short*.bin"), T, ANY_VOCAB, 1, WindowOrder::shuffled);
+    EXPECT_EQ(full.windows(), k * W * B);
+    EXPECT_EQ(full.left_over(), 0);
+    EXPECT_EQ(shorter.windows(), k * W * B - 1);
+    EXPECT_EQ(shorter.left_over(), T - 1);
+    // Two epochs and a bit: batches run on over the epoch's end, and 23 windows are not a multiple of any batch.
+    for (const DataLoader* loader : {&full, &shorter}) {
+        const std::vector<int32_t> unsplit = stream(*loader, 56, 8, 1);
+        for (const i64 dp : {2, 4, 3}) { EXPECT_EQ(stream(*loader, 56, 8, dp), unsplit); }
+        EXPECT_EQ(stream(*loader, 56, 2, 1), unsplit);
+        for (i64 epoch = 0; epoch < 2; epoch++) {
+            const auto begin = unsplit.begin() + epoch * loader->windows();
+            std::set<int32_t> seen(begin, begin + loader->windows());
+            EXPECT_EQ((i64)seen.size(), loader->windows());
+            for (const int32_t first : seen) { EXPECT_EQ(first % T, 0); }
+        }
+        EXPECT_NE(std::vector<int32_t>(unsplit.begin(), unsplit.begin() + 20),
+                  std::vector<int32_t>(unsplit.begin() + loader->windows(), unsplit.begin() + loader->windows() + 20));
+    }
+}
+
+// B.1 2: left-over tokens are left out and counted, and no window crosses from one shard to the next.
+TEST_F(Data, LeftOverTokensAreCounted) {
+    const i64 T = 4;
+    write_shard("a", iota_ids(6 * T + 5, 0));
+    write_shard("b", iota_ids(2 * T + 1, 1000));
+    DataLoader loader(path("*.bin"), T, ANY_VOCAB, 1, WindowOrder::sequential);
+    EXPECT_EQ(loader.windows(), 7 + 2);
+    EXPECT_EQ(loader.tokens(), 6 * T + 5 + 2 * T + 1);
+    EXPECT_EQ(loader.left_over(), 6 * T + 5 - (7 * T + 1));
+    EXPECT_EQ(first_ids(loader, 11, 0, 11), (std::vector<int32_t>{0, 4, 8, 12, 16, 20, 24, 1000, 1004, 0, 4}));
+    std::vector<int32_t> window(T + 1);
+    loader.read_sequential(8, window.data());
+    EXPECT_EQ(window, iota_ids(T + 1, 1004));
+    EXPECT_NE(failure_of([&] { loader.read_sequential(9, window.data()); }).message, "");
+}
+
+// B.1 4 and 5: shards of different sizes; the union over ranks is each window exactly once.
+TEST_F(Data, ShardsOfDifferentSizesAndDataParallelRanks) {
+    const i64 T = 3, sizes[] = {100, 37, 1000};
+    i64 first = 0, windows = 0;
+    for (int s = 0; s < 3; s++) {
+        write_shard(format("shard%d", s), iota_ids(sizes[s] * T + 1, first));
+        first += 10000;
+        windows += sizes[s];
+    }
+    const DataLoader loader(path("*.bin"), T, ANY_VOCAB, 7, WindowOrder::shuffled);
+    ASSERT_EQ(loader.windows(), windows);
+    for (const i64 dp : {1, 2, 4}) {
+        std::map<int32_t, i64> times;
+        for (const int32_t id : stream(loader, 2 * windows, 2, dp)) { times[id]++; }
+        EXPECT_EQ((i64)times.size(), windows);
+        for (const auto& [id, n] : times) { EXPECT_EQ(n, 2) << id; }
+    }
+    const DataLoader other_seed(path("*.bin"), T, ANY_VOCAB, 8, WindowOrder::shuffled);
+    EXPECT_NE(stream(loader, 20, 2, 1), stream(other_seed, 20, 2, 1));
+}
+
+// B.6 74 and 76: stopped anywhere and taken up again, also with other batches, the stream is the unbroken one.
+TEST_F(Data, ResumeAtAnyPoint) {
+    write_shard("a", iota_ids(5 * 4 + 1, 0));
+    write_shard("b", iota_ids(3 * 4 + 1, 1000));
+    write_shard("c", iota_ids(7 * 4 + 1, 2000));
+    for (const std::string& spec : {path("*.bin"), "0.5:" + path("a*.bin") + ",0.2:" + path("b*.bin") + ",0.3:" + path("c*.bin")}) {
+        const DataLoader fresh(spec, 4, ANY_VOCAB, 3, WindowOrder::shuffled);
+        const std::vector<int32_t> unbroken = stream(fresh, 60, 1, 1);
+        for (i64 stop = 0; stop <= 50; stop++) {
+            DataLoader before = fresh, after = fresh;
+            if (stop > 0) { first_ids(before, stop, 0, 0); }
+            EXPECT_EQ(before.state().position, stop);
+            after.set_state(before.state());
+            EXPECT_EQ(first_ids(after, 10, 0, 10), std::vector<int32_t>(unbroken.begin() + stop, unbroken.begin() + stop + 10));
+        }
+    }
+    DataLoader loader(path("*.bin"), 4, ANY_VOCAB, 3, WindowOrder::shuffled);
+    EXPECT_SAYS(failure_of([&] { loader.set_state({5, {2, 3}}); }).message, "HINT");
+    EXPECT_SAYS(failure_of([&] { loader.set_state({5, {4}}); }).message, "HINT");
+    EXPECT_SAYS(failure_of([&] { loader.set_state({-1, {-1}}); }).message, "HINT");
+}
+
+// Megatron's rule, worked out by hand for 0.7 and 0.3; weights are normalised; each source has its own endless stream.
+TEST_F(Data, MixFollowsMegatronsRule) {
+    write_shard("a", iota_ids(100 * 2 + 1, 0));
+    write_shard("b", iota_ids(2 * 2 + 1, 1000));
+    for (const char* weights : {"0.7:%s,0.3:%s", "7:%s,3:%s", "7e1:%s,30:%s"}) {
+        std::string spec = weights;
+        spec.replace(spec.find("%s"), 2, path("a*.bin"));
+        spec.replace(spec.find("%s"), 2, path("b*.bin"));
+        DataLoader loader(spec, 2, ANY_VOCAB, 1, WindowOrder::shuffled);
+        std::string picks;
+        for (const int32_t id : first_ids(loader, 10, 0, 10)) { picks += id >= 1000 ? 'b' : 'a'; }
+        EXPECT_EQ(picks, "abaabaabaa");
+        EXPECT_EQ(loader.state(), (StreamState{10, {7, 3}}));
+        EXPECT_DOUBLE_EQ(loader.epochs(1), 1.5);
+        EXPECT_EQ(loader.sources()[1].windows(), 2);
+    }
+    // Validation takes everything once, whatever the weights.
+    const DataLoader loader("0.7:" + path("a*.bin") + ",0.3:" + path("b*.bin"), 2, ANY_VOCAB, 1, WindowOrder::sequential);
+    std::vector<int32_t> window(3);
+    loader.read_sequential(101, window.data());
+    EXPECT_EQ(window[0], 1002);
+}
+
+TEST_F(Data, SpecsAreParsedStrictly) {
+    for (const char* spec : {"", "0.7:", "0.7x:a,0.3:b", "0.7:a,b", "0.7:a,0.3", "0,7:a", "0.7:a,", "-1:a", "0:a", "1e999:a", "+1:a", ".:a",
+                             "0.5:a,nan:b", "0.5:a,,0.5:b"}) {
+        const Failure failure = failure_of([&] { parse_data_spec(spec); });
+        EXPECT_EQ(failure.exit_code, EXIT_USAGE) << spec;
+        EXPECT_SAYS(failure.message, "HINT");
+    }
+    EXPECT_EQ(parse_data_spec("my data/a:b,c_*.bin").size(), 1u);
+    EXPECT_EQ(parse_data_spec("./0.5:x,y").size(), 1u);
+    setlocale(LC_ALL, "de_DE.UTF-8");  // if it is installed: the decimal comma must mean nothing
+    const auto parts = parse_data_spec("1.5:x y/*.bin,0.5:z:1");
+    setlocale(LC_ALL, "C");
+    ASSERT_EQ(parts.size(), 2u);
+    EXPECT_DOUBLE_EQ(parts[0].weight, 0.75);
+    EXPECT_EQ(parts[0].glob, "x y/*.bin");
+    EXPECT_EQ(parts[1].glob, "z:1");
+}
+
+TEST_F(Data, IdentityChangesWithTheStreamOnly) {
+    write_shard("a/x", iota_ids(41));
+    write_shard("b/x", iota_ids(41));
+    write_shard("c/x", iota_ids(42));
+    write_shard("d/y", iota_ids(41));
+    auto identity = [&](const std::string& spec, i64 S, uint64_t seed) {
+        return DataLoader(spec, S, ANY_VOCAB, seed, WindowOrder::shuffled).identity();
+    };
+    const uint64_t one = identity(path("a/*"), 4, 1);
+    EXPECT_EQ(identity(path("b/*.bin"), 4, 1), one);
+    const std::set<uint64_t> all = {one,
+                                    identity(path("c/*"), 4, 1),
+                                    identity(path("d/*"), 4, 1),
+                                    identity(path("a/*"), 5, 1),
+                                    identity(path("a/*"), 4, 2),
+                                    identity("1:" + path("a/*") + ",1:" + path("d/*"), 4, 1),
+                                    identity("2:" + path("a/*") + ",1:" + path("d/*"), 4, 1)};
+    EXPECT_EQ(all.size(), 7u);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Shards
+
+// B.1 7: no filler.
+TEST_F(Data, ShardHoldsWhatItSays) {
+    ShardWriter writer(path("x"), 1000, 1'000'000);
+    writer.write(iota_ids(1000));
+    writer.finish();
+    EXPECT_EQ(file_names(), std::vector<std::string>{"x_000000.bin.tmp"});
+    writer.publish();
+    EXPECT_EQ(std::filesystem::file_size(path("x_000000.bin")), 1024u + 2000u);
+    EXPECT_EQ(ShardReader(path("x_000000.bin")).tokens(), 1000);
+}
+
+TEST_F(Data, ShardsSplitAndUnpublishedOnesVanish) {
+    {
+        ShardWriter writer(path("x"), 1000, 7);
+        for (int i = 0; i < 5; i++) { writer.write(iota_ids(4, 4 * i)); }
+        writer.publish();
+        ASSERT_EQ(writer.shards().size(), 3u);
+        EXPECT_EQ(writer.shards()[2].tokens, 6);
+    }
+    std::vector<int32_t> ids(6);
+    ShardReader(path("x_000002.bin")).read(0, 6, 1000, ids.data());
+    EXPECT_EQ(ids, iota_ids(6, 14));
+    {
+        ShardWriter writer(path("y"), 1000, 7);
+        writer.write(iota_ids(20));
+        EXPECT_NE(failure_of([&] { writer.write(iota_ids(1, 1000)); }).message, "");
+    }
+    EXPECT_EQ(file_names().size(), 3u);
+}
+
+// B.1 10 and 11: at most 65,536 ids fit 16 bits; the reader goes by the file.
+TEST_F(Data, WidthFollowsTheVocabulary) {
+    for (const i64 vocab : {1, 65499, 65500, 65535, 65536, 65537, 70000}) {
+        const std::vector<int32_t> ids = {0, (int32_t)vocab - 1, 0};
+        const std::string file = write_shard(format("v%lld", (long long)vocab), ids, vocab);
+        const ShardReader shard(file);
+        EXPECT_EQ(shard.bytes_per_token(), vocab <= 65536 ? 2 : 4);
+        std::vector<int32_t> back(3);
+        shard.read(0, 3, vocab, back.data());
+        EXPECT_EQ(back, ids);
+    }
+    // A 32 bit file under a small vocabulary, and one of 16 bit under a large one.
+    std::vector<int32_t> ids = iota_ids(9);
+    write_shard("wide", ids, 70000);
+    write_shard("narrow", ids, 100);
+    for (const char* name : {"wide*.bin", "narrow*.bin"}) {
+        DataLoader loader(path(name), 8, name[0] == 'w' ? 100 : 70000, 1, WindowOrder::shuffled);
+        std::vector<int32_t> window(9);
+        loader.next(1, 0, 1, window.data());
+        EXPECT_EQ(window, ids);
+    }
+}
+
+TEST_F(Data, IdsAreCheckedAgainstTheVocabulary) {
+    for (const i64 written_for : {1000, 70000}) {
+        std::vector<int32_t> ids = iota_ids(41);
+        ids[33] = 777;
+        write_shard("x", ids, written_for);
+        DataLoader loader(path("x*.bin"), 4, 100, 1, WindowOrder::sequential);
+        std::vector<int32_t> windows(10 * 5);
+        loader.next(8, 0, 8, windows.data());
+        const std::string message = failure_of([&] { loader.next(1, 0, 1, windows.data()); }).message;
+        for (const char* part : {"x_000000.bin", "token 33", "777", "100", "HINT"}) { EXPECT_SAYS(message, part); }
+    }
+    std::vector<int32_t> ids(1);
+    ShardWriter writer(path("y"), 70000, 10);
+    writer.write(std::vector<int32_t>{69999});
+    writer.publish();
+    {
+        File file(path("y_000000.bin"), "r+b");
+        fseeko(file.handle(), SHARD_HEADER_BYTES, SEEK_SET);
+        const uint32_t huge = 0xFFFFFFFF;  // must not pass as -1
+        file.write(&huge, sizeof huge);
+        file.close();
+    }
+    EXPECT_SAYS(failure_of([&] { ShardReader(path("y_000000.bin")).read(0, 1, 70000, ids.data()); }).message, "4294967295");
+}
+
+// B.1 8
+TEST_F(Data, ForeignFilesAreNamed) {
+    const std::string good = read_text_file(write_shard("good", iota_ids(100)));
+    auto with_int = [&](int index, int32_t value) {
+        std::string bytes = good;
+        memcpy(&bytes[index * 4], &value, 4);
+        return bytes;
+    };
+    const std::vector<std::pair<std::string, std::vector<std::string>>> cases = {
+        {with_int(0, 20240521), {"20240521", "20240520", "20240801"}},
+        {with_int(1, 2), {"version 2", "wanted 1"}},
+        {with_int(0, 20240801), {"version 1", "wanted 7"}},
+        {with_int(2, 101), {"1224 bytes", "1226"}},
+        {with_int(2, 99), {"1224 bytes", "1222"}},
+        {with_int(2, -1), {"-1"}},
+        {with_int(0, 20240522), {"evaluation"}},
+        {with_int(0, 20240326), {"checkpoint"}},
+        {std::string("MMIDIDX\0\0", 9) + std::string(50, '\1'), {"Megatron"}},
+        {"LITPKDS" + std::string(50, '\1'), {"lit-gpt"}},
+        {"Once upon a time", {"text"}},
+        {"{\"text\": 1}\n", {"text"}},
+        {"", {"empty"}},
+        {good.substr(0, 100), {"100 bytes", "1024"}},
+        {good.substr(0, good.size() - 1), {"1223 bytes", "1224"}},
+        {good + "x", {"1225 bytes", "1224"}},
+        {"version https://git-lfs.github.com/spec/v1\n", {"LFS"}},
+        {"\x1f\x8b\x08", {"gzip"}},
+    };
+    for (const auto& [content, parts] : cases) {
+        const std::string file = write_file("bad.bin", content);
+        const Failure failure = failure_of([&] { ShardReader shard(file); });
+        EXPECT_EQ(failure.exit_code, EXIT_FAILED);
+        EXPECT_SAYS(failure.message, file);
+        EXPECT_SAYS(failure.message, "HINT");
+        for (const std::string& part : parts) { EXPECT_SAYS(failure.message, part); }
+    }
+    EXPECT_SAYS(failure_of([&] { ShardReader shard(folder_); }).message, "folder");
+    EXPECT_SAYS(failure_of([&] { ShardReader shard(path("nope")); }).message, "nope");
+}
+
+// B.1 13
+TEST_F(Data, TooShortDataSaysNeedAndHave) {
+    const i64 T = 16;
+    for (const i64 n : {0, 1, 16}) {
+        write_shard("x", iota_ids(n));
+        const std::string message = failure_of([&] { DataLoader(path("x*.bin"), T, ANY_VOCAB, 1, WindowOrder::shuffled); }).message;
+        EXPECT_SAYS(message, "17 tokens");
+        EXPECT_SAYS(message, format("found %lld tokens", (long long)n));
+    }
+    write_shard("x", iota_ids(T + 1));
+    write_shard("empty", {});
+    DataLoader loader(path("*.bin"), T, ANY_VOCAB, 1, WindowOrder::shuffled);  // an empty shard among others is no fault
+    EXPECT_EQ(first_ids(loader, 3, 0, 3), (std::vector<int32_t>{0, 0, 0}));
+    EXPECT_EQ(failure_of([&] { DataLoader(path("x*.bin"), 0, ANY_VOCAB, 1, WindowOrder::shuffled); }).exit_code, EXIT_USAGE);
+}
+
+// B.1 14
+TEST_F(Data, GlobsAreSortedAndMayHoldSpacesAndStars) {
+    for (int i = 0; i <= 10; i++) {
+        std::filesystem::rename(write_shard("my data/t", iota_ids(3, 10 * i)), path(format("my data/s_%d.bin", i)));
+    }
+    DataLoader loader(path("my data/s_*.bin"), 2, ANY_VOCAB, 1, WindowOrder::sequential);
+    EXPECT_EQ(first_ids(loader, 11, 0, 11), (std::vector<int32_t>{0, 10, 100, 20, 30, 40, 50, 60, 70, 80, 90}));
+    std::filesystem::rename(path("my data/s_7.bin"), path("my data/s_*.bin"));
+    EXPECT_EQ(DataLoader(path("my data/s_*.bin"), 2, ANY_VOCAB, 1, WindowOrder::sequential).windows(), 1);  // the file of that very name
+    const Failure failure = failure_of([&] { DataLoader(path("no*.bin"), 2, ANY_VOCAB, 1, WindowOrder::sequential); });
+    EXPECT_EQ(failure.exit_code, EXIT_USAGE);
+    EXPECT_SAYS(failure.message, "no*.bin");
+}
+
+TEST_F(Data, OnePatternMustNotTakeTrainingAndValidation) {
+    write_shard("x", iota_ids(10));
+    write_shard("x_val", iota_ids(10));
+    const Failure failure = failure_of([&] { DataLoader(path("x_*.bin"), 2, ANY_VOCAB, 1, WindowOrder::shuffled); });
+    EXPECT_EQ(failure.exit_code, EXIT_USAGE);
+    EXPECT_SAYS(failure.message, "x_[0-9]*.bin");
+    EXPECT_EQ(DataLoader(path("x_[0-9]*.bin"), 2, ANY_VOCAB, 1, WindowOrder::shuffled).windows(), 4);
+    EXPECT_EQ(DataLoader(path("x_val_*.bin"), 2, ANY_VOCAB, 1, WindowOrder::shuffled).windows(), 4);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Tokenizers
+
+TEST(Utf8, LengthAgreesWithSimdjson) {
+    std::mt19937 random(1);
+    const std::string_view bytes("\x00\x41\x7F\x80\x8F\x90\x9F\xA0\xBF\xC0\xC1\xC2\xDF\xE0\xE1\xED\xEF\xF0\xF1\xF4\xF5\xFF", 22);
+    for (int i = 0; i < 100000; i++) {
+        std::string text;
+        for (int n = 1 + random() % 4; n > 0; n--) { text += bytes[random() % bytes.size()]; }
+        bool valid = true;
+        for (size_t at = 0; at < text.size() && valid;) {
+            const int length = utf8_length(std::string_view(text).substr(at));
+            valid = length > 0;
+            at += length;
+        }
+        ASSERT_EQ(valid, simdjson::validate_utf8(text.data(), text.size()));
+    }
+}
+
+const std::string TRAINING_TEXT =
+    "In the beginning God created the heaven and the earth.\nAnd the earth was without form, and void; and darkness was upon the face\n"
+    "of the deep. And the Spirit of God moved upon the face of the waters.\n    if (x > 10) {\n        return x;\n    }\n";
+
+std::string small_model() {
+    static const std::string model = [] {
+        SentencePieceTraining training;
+        training.vocab_size = 340;
+        int left = 20;
+        return train_sentencepiece(training, [&](std::string& text) {
+            text = TRAINING_TEXT;
+            return left-- > 0;
+        });
+    }();
+    return model;
+}
+
+// B.3 23, 26, 28, 29: what goes in comes out, byte for byte, and markers in the text are text.
+TEST_F(Data, TokenizerLosesNothing) {
+    const auto tokenizer = load_tokenizer(write_file("t.model", small_model()));
+    EXPECT_EQ(tokenizer->vocab_size(), 340);
+    EXPECT_EQ(tokenizer->bos_id, 1);
+    EXPECT_EQ(tokenizer->eos_id, 2);
+    EXPECT_TRUE(tokenizer->adds_space);
+    EXPECT_FALSE(tokenizer->trims_spaces);
+    std::vector<std::string> texts = {"",
+                                      " ",
+                                      "a  b",
+                                      "  hello",
+                                      "a\n\nb  \n",
+                                      "<s>",
+                                      "</s> <0x40> <unk>",
+                                      "\xC3\xA9\xC3\xBC",
+                                      "\xE6\x97\xA5\xE6\x9C\xAC",
+                                      "\xF0\x9F\x98\x80!",
+                                      "\xF0\x92\x80\x80",
+                                      "\tx\r\n",
+                                      std::string("nul \0 kept", 10),
+                                      "abcdefgh",
+                                      TRAINING_TEXT};
+    for (char c = 1; c < 127; c++) { texts.push_back(std::string(1, c)); }
+    for (const std::string& text : texts) {
+        const std::vector<int32_t> ids = tokenizer->encode(text);
+        EXPECT_EQ(tokenizer->decode(ids), text);
+        for (const int32_t id : ids) { EXPECT_GT(id, 2) << text; }
+    }
+    EXPECT_TRUE(tokenizer->encode("").empty());
+    EXPECT_NE(tokenizer->encode("hello"), tokenizer->encode(" hello"));
+    EXPECT_EQ(small_model(), read_text_file(path("t.model")));
+    SentencePieceTraining again;
+    again.vocab_size = 340;
+    int left = 20;
+    EXPECT_EQ(train_sentencepiece(again, [&](std::string& text) { return text = TRAINING_TEXT, left-- > 0; }), small_model());
+}
+
+// B.3 25, B.8 106: a character cut across ids is whole or U+FFFD, never half.
+TEST_F(Data, StreamDecoderNeverBreaksACharacter) {
+    const auto tokenizer = load_tokenizer(write_file("t.model", small_model()));
+    auto byte_id = [](int byte) { return 3 + byte; };
+    StreamDecoder decoder(*tokenizer);
+    EXPECT_EQ(decoder.feed(byte_id(0xF0)), "");
+    EXPECT_EQ(decoder.feed(byte_id(0x9F)), "");
+    EXPECT_EQ(decoder.feed(byte_id(0x98)), "");
+    EXPECT_EQ(decoder.feed(byte_id(0x80)), "\xF0\x9F\x98\x80");
+    EXPECT_EQ(decoder.feed(byte_id(0x80)), REPLACEMENT_CHARACTER);  // a stray continuation byte
+    EXPECT_EQ(decoder.feed(byte_id(0xE6)), "");
+    EXPECT_EQ(decoder.feed(byte_id('a')), REPLACEMENT_CHARACTER + std::string("a"));
+    EXPECT_EQ(decoder.feed(byte_id(0xE6)), "");
+    EXPECT_EQ(decoder.feed(byte_id(0x97)), "");
+    EXPECT_EQ(decoder.flush(), REPLACEMENT_CHARACTER + std::string(REPLACEMENT_CHARACTER));
+    EXPECT_EQ(decoder.flush(), "");
+    // After EOS a new text begins, and so its first space is the tokenizer's, not the text's.
+    std::vector<int32_t> ids = tokenizer->encode("the");
+    ids.push_back(tokenizer->eos_id);
+    for (const int32_t id : tokenizer->encode("the")) { ids.push_back(id); }
+    EXPECT_EQ(tokenizer->decode(ids), "thethe");
+    EXPECT_SAYS(failure_of([&] { tokenizer->decode({340}); }).message, "340");
+    EXPECT_SAYS(failure_of([&] { tokenizer->decode({-1}); }).message, "HINT");
+}
+
+// Our decoder against the library's, for random ids, with and without a normalizer that changes spaces.
+TEST_F(Data, DecodingEqualsTheLibrarys) {
+    std::unordered_map<std::string, std::string> options = {{"vocab_size", "320"},
+                                                            {"hard_vocab_limit", "false"},
+                                                            {"model_type", "unigram"},
+                                                            {"byte_fallback", "true"},
+                                                            {"input", write_file("t", TRAINING_TEXT)},
+                                                            {"minloglevel", "2"},
+                                                            {"num_threads", "1"}};
+    std::string trimming, plain;
+    ASSERT_TRUE(sentencepiece::SentencePieceTrainer::Train(options, nullptr, &trimming).ok());
+    options["add_dummy_prefix"] = options["remove_extra_whitespaces"] = "false";
+    ASSERT_TRUE(sentencepiece::SentencePieceTrainer::Train(options, nullptr, &plain).ok());
+    const std::string models[] = {small_model(), trimming, plain};
+    for (int m = 0; m < 3; m++) {
+        const auto tokenizer = load_tokenizer(write_file("m.model", models[m]));
+        EXPECT_EQ(tokenizer->adds_space, m != 2);
+        EXPECT_EQ(tokenizer->trims_spaces, m == 1);
+        sentencepiece::SentencePieceProcessor library;
+        ASSERT_TRUE(library.LoadFromSerializedProto(models[m]).ok());
+        std::mt19937 random(1);
+        for (int i = 0; i < 2000; i++) {
+            std::vector<int32_t> ids;
+            for (int n = random() % 8; n >= 0; n--) {
+                int32_t id = random() % tokenizer->vocab_size();
+                // The library goes on with the same text after a control id, and takes a first <0x20> for text: not compared.
+                if (tokenizer->piece(id).kind == PieceKind::control || tokenizer->piece(id).bytes == " ") { id = 0; }
+                ids.push_back(id);
+            }
+            ASSERT_EQ(tokenizer->decode(ids), library.DecodeIds(ids)) << "model " << m;
+        }
+    }
+}
+
+TEST_F(Data, ForeignTokenizersAreNamed) {
+    const std::vector<std::pair<std::string, std::string>> cases = {
+        {"", "empty"},
+        {"#version: 0.2\n", "GPT-2"},
+        {"{\"!\": 0}", "JSON"},
+        {"{\"added_tokens\": []}", "Hugging Face"},
+        {"IQ== 0\nIg== 1\n", "tiktoken"},
+        {"\xC8\xD7\x34\x01xxxx", "llm.c"},
+        {"hello", "unknown"},
+        {"\n\x03", "not a whole"},
+        {small_model().substr(0, 1000), "not a whole"},
+        {"version https://git-lfs.github.com/spec/v1\n", "LFS"},
+    };
+    for (const auto& [content, part] : cases) {
+        const std::string file = write_file("x", content), message = failure_of([&] { load_tokenizer(file); }).message;
+        EXPECT_SAYS(message, part);
+        EXPECT_SAYS(message, file);
+        EXPECT_SAYS(message, "HINT");
+    }
+    EXPECT_SAYS(failure_of([&] { load_tokenizer(folder_); }).message, "folder");
+}
+
+// Facts about Llama 2's own tokenizer; the file is not part of this repository.
+TEST(Llama2Tokenizer, KnownIds) {
+    const std::string file = "../shared/data/llama2-tokenizer/tokenizer.model";
+    if (!path_exists(file)) { GTEST_SKIP() << "no " << file; }
+    const auto tokenizer = load_tokenizer(file);
+    EXPECT_EQ(tokenizer->vocab_size(), 32000);
+    EXPECT_TRUE(tokenizer->encode("").empty());
+    EXPECT_EQ(tokenizer->encode(" "), (std::vector<int32_t>{259}));
+    EXPECT_EQ(tokenizer->encode("hello"), (std::vector<int32_t>{22172}));
+    const std::string text = read_text_file("../shared/data/tinyshakespeare/input.txt");
+    const std::vector<int32_t> ids = tokenizer->encode(text);
+    EXPECT_EQ(ids.size(), 368633u);
+    EXPECT_TRUE(tokenizer->decode(ids) == text);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// ./tokenize
+
+struct Outcome {
+    int exit_code;
+    std::string out, err;
+};
+Outcome run_tokenize(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "tokenize");
+    std::vector<char*> argv;
+    for (std::string& a : arguments) { argv.push_back(a.data()); }
+    argv.push_back(nullptr);
+    testing::internal::CaptureStdout();
+    testing::internal::CaptureStderr();
+    Outcome run;
+    run.exit_code = tokenize_main((int)arguments.size(), argv.data());
+    run.out = testing::internal::GetCapturedStdout();
+    run.err = testing::internal::GetCapturedStderr();
+    return run;
+}
+
+class Tokenize : public Data {
+protected:
+    void SetUp() override {
+        Data::SetUp();
+        model_ = write_file("t.model", small_model());
+    }
+    Outcome make(std::vector<std::string> arguments, const std::string& prefix = "o") const {
+        for (const std::string& a : {std::string("--tokenizer"), model_, std::string("--out"), path(prefix)}) { arguments.push_back(a); }
+        return run_tokenize(arguments);
+    }
+    std::string decoded(const std::string& file = "o_000000.bin", const std::string& separator = "") const {
+        std::vector<std::string> arguments = {"--decode", path(file)};
+        if (!separator.empty()) { arguments.insert(arguments.end(), {"--doc-separator", separator}); }
+        return run_tokenize(arguments).out;
+    }
+    std::string model_;
+};
+
+TEST_F(Tokenize, TextComesBack) {
+    std::string text;
+    for (int i = 0; i < 300; i++) { text += TRAINING_TEXT + "\xE6\x97\xA5 line " + std::to_string(i) + " <s>\r\n\n"; }
+    const std::string file = write_file("in.txt", text);
+    EXPECT_EQ(make({file}).exit_code, EXIT_OK);
+    EXPECT_TRUE(decoded() == text);
+    EXPECT_EQ(make({file, "--split-documents", "1000", "--bos"}).exit_code, EXIT_OK);
+    EXPECT_TRUE(decoded() == text);
+    EXPECT_EQ(make({file, "--shard-tokens", "5000", "--split-documents", "1000"}).exit_code, EXIT_OK);
+    EXPECT_TRUE(decoded("o_0*.bin") == text);
+    EXPECT_GT(file_names().size(), 10u);
+    // A shorter set of the same name leaves no old shard behind.
+    EXPECT_EQ(make({write_file("short.txt", "short")}).exit_code, EXIT_OK);
+    EXPECT_EQ(file_names(), (std::vector<std::string>{"in.txt", "o.json", "o_000000.bin", "short.txt", "t.model"}));
+    EXPECT_EQ(decoded(), "short");
+}
+
+TEST_F(Tokenize, SeparatorsMakeDocuments) {
+    const std::string file = write_file("in.txt", "one\ntwo\n\n\nthree\r\n\r\nfour");
+    EXPECT_EQ(make({file, "--doc-separator", "blank-lines"}).exit_code, EXIT_OK);
+    EXPECT_EQ(read_token_set_info(path("o.json"))->train.documents, 3);
+    EXPECT_EQ(decoded("o_000000.bin", "--"), "one\ntwo\n--\nthree\r\n--\nfour");
+    const std::string stories = write_file("in2.txt", "one\n<|endoftext|>\ntwo <|endoftext|>\n");
+    EXPECT_EQ(make({stories, "--doc-separator", "<|endoftext|>"}).exit_code, EXIT_OK);
+    EXPECT_EQ(decoded("o_000000.bin", "--"), "one\n--\ntwo <|endoftext|>\n");
+}
+
+std::string many_documents(int n) {
+    std::string lines;
+    for (int i = 0; i < n; i++) {
+        lines += format("{\"meta\": {\"text\": \"not this\"}, \"text\": \"document %d of the earth%s\", \"n\": 1e999}\n", i,
+                        std::string(i % 50, '.').c_str());
+    }
+    return lines;
+}
+
+TEST_F(Tokenize, SameOutputForAnyNumberOfThreads) {
+    const std::string file = write_file("in.jsonl", many_documents(2000));
+    std::map<std::string, std::string> first;
+    for (const char* threads : {"1", "2", "7"}) {
+        const Outcome run = make({file, "--threads", threads, "--val-fraction", "0.1", "--shard-tokens", "7000"});
+        EXPECT_EQ(run.exit_code, EXIT_OK) << run.err;
+        std::map<std::string, std::string> content;
+        for (const std::string& name : file_names()) { content[name] = read_text_file(path(name)); }
+        if (first.empty()) { first = content; }
+        EXPECT_TRUE(content == first);
+    }
+    const TokenSetInfo info = *read_token_set_info(path("o.json"));
+    EXPECT_EQ(info.train.documents + info.val.documents, 2000);
+    EXPECT_NEAR(info.val.documents, 200, 60);
+    EXPECT_TRUE(info.eos && !info.bos && info.eos_id == 2 && info.vocab == 340);
+    const DataLoader train(path("o_0*.bin"), 8, 340, 1, WindowOrder::shuffled),
+        val(path("o_val_*.bin"), 8, 340, 1, WindowOrder::sequential);
+    EXPECT_EQ(train.tokens(), info.train.tokens);
+    EXPECT_EQ(val.tokens(), info.val.tokens);
+    EXPECT_DOUBLE_EQ(train.text_bytes_per_token(), (double)info.train.text_bytes / (double)info.train.tokens);
+    EXPECT_DOUBLE_EQ(val.text_bytes_per_token(), (double)info.val.text_bytes / (double)info.val.tokens);
+    EXPECT_EQ(train.token_set()->tokenizer_hash, load_tokenizer(model_)->hash);
+    // A shard that the side file does not speak of: not known, rather than wrong.
+    write_shard("o_val", iota_ids(100));
+    EXPECT_EQ(DataLoader(path("o_val_000000.bin"), 8, 340, 1, WindowOrder::sequential).text_bytes_per_token(), 0);
+}
+
+TEST_F(Tokenize, SourcesOfDifferentTokenizersAreRefused) {
+    const std::string text = write_file("in.txt", TRAINING_TEXT);
+    EXPECT_EQ(make({text}, "a").exit_code, EXIT_OK);
+    EXPECT_EQ(run_tokenize({"--train-tokenizer", "330", "--out", path("u.model"), text}).exit_code, EXIT_OK);
+    EXPECT_EQ(run_tokenize({"--tokenizer", path("u.model"), "--out", path("b"), text}).exit_code, EXIT_OK);
+    const std::string a = path("a_000000.bin"), b = path("b_000000.bin");
+    EXPECT_SAYS(failure_of([&] { DataLoader("1:" + a + ",1:" + b, 8, 340, 1, WindowOrder::shuffled); }).message, "u.model");
+    EXPECT_SAYS(failure_of([&] { DataLoader(path("?_000000.bin"), 8, 340, 1, WindowOrder::shuffled); }).message, "u.model");
+}
+
+// B.3 31, 32, 34
+TEST_F(Tokenize, BrokenLinesAreNamedAndCounted) {
+    const std::string lines =
+        "{\"text\":\"one\"}\n\n{\"text\":\"\\ud83d\\ude00\"}\n{\"text\":\"lone \\ud83d\"}\n{\"text\":\"low "
+        "\\ude00\\\\ud83d\"}\n{\"text\":\"nul \\u0000\"}\n"
+        "{\"text\":null}\n{\"txt\":\"x\"}\nnot json\n{\"text\":\"raw \xff\"}\n{\"text\":\"a\"} "
+        "junk\n{\"text\":\"\"}\n[1]\n{\"text\":\"crlf\"}\r\n"
+        "{\"n\":123456789012345678901234567890,\"text\":\"big\"}\n{\"text\":\"cut\",\"meta\":{}\n{\"text\":\"cut";
+    const std::string file = write_file("in.jsonl", lines);
+    const Outcome run = make({file});
+    EXPECT_EQ(run.exit_code, EXIT_OK);
+    for (const int line : {4, 5, 7, 8, 9, 10, 11, 13, 16, 17}) { EXPECT_SAYS(run.err, format("in.jsonl:%d: ", line)); }
+    EXPECT_EQ(
+        decoded("o_000000.bin", "|"),
+        std::string(
+            "one\n|\n\xF0\x9F\x98\x80\n|\nlone \xEF\xBF\xBD\n|\nlow \xEF\xBF\xBD\\ud83d\n|\nnul \0\n|\nraw \xEF\xBF\xBD\n|\ncrlf\n|\nbig",
+            72));
+    const nlohmann::ordered_json counts = read_token_set_info(path("o.json"))->problems;
+    EXPECT_EQ(counts.dump(),
+              "{\"lines_not_json\":5,\"lines_without_text_key\":1,\"text_not_a_string\":1,\"documents_with_invalid_utf8\":1,\"documents_"
+              "with_lone_surrogates\":2,\"documents_without_text\":1}");
+    const Outcome stopped = make({file, "--on-error", "stop"}, "p");
+    EXPECT_EQ(stopped.exit_code, EXIT_FAILED);
+    EXPECT_SAYS(stopped.err, "in.jsonl:4");
+    const Outcome other_key = make({file, "--text-key", "txt"});
+    EXPECT_EQ(decoded(), "x");
+    EXPECT_EQ(file_names(), (std::vector<std::string>{"in.jsonl", "o.json", "o_000000.bin", "t.model"}));
+}
+
+TEST_F(Tokenize, PackedFilesAndFolders) {
+    const std::string lines = many_documents(4000), half = lines.substr(0, lines.size() / 2);
+    auto gzip = [](const std::string& text) {
+        z_stream z = {};
+        deflateInit2(&z, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
+        std::string out(text.size() + 1000, '\0');
+        z.next_in = (Bytef*)text.data();
+        z.avail_in = text.size();
+        z.next_out = (Bytef*)out.data();
+        z.avail_out = out.size();
+        EXPECT_EQ(deflate(&z, Z_FINISH), Z_STREAM_END);
+        out.resize(z.total_out);
+        deflateEnd(&z);
+        return out;
+    };
+    auto zstd = [](const std::string& text) {
+        std::string out(ZSTD_compressBound(text.size()), '\0');
+        out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3));
+        return out;
+    };
+    EXPECT_EQ(make({write_file("in.jsonl", lines)}).exit_code, EXIT_OK);
+    const std::string wanted = read_text_file(path("o_000000.bin"));
+    for (const std::string& packed :
+         {gzip(lines), gzip(half) + gzip(lines.substr(half.size())), zstd(lines), zstd(half) + zstd(lines.substr(half.size()))}) {
+        EXPECT_EQ(make({write_file("in.jsonl.gz", packed)}).exit_code, EXIT_OK);
+        EXPECT_TRUE(read_text_file(path("o_000000.bin")) == wanted);
+    }
+    for (const std::string& packed : {gzip(lines), zstd(lines)}) {
+        const std::string cut = write_file("cut.jsonl.gz", packed.substr(0, packed.size() - 10));
+        const Outcome run = make({cut});
+        EXPECT_EQ(run.exit_code, EXIT_OK);
+        EXPECT_SAYS(run.err, "cut.jsonl.gz");
+        EXPECT_EQ(read_token_set_info(path("o.json"))->problems["files_cut"], 1);
+        EXPECT_EQ(make({cut, "--on-error", "stop"}, "p").exit_code, EXIT_FAILED);
+    }
+    write_file("folder/b.txt", "from b");
+    write_file("folder/a/c.jsonl", "\xEF\xBB\xBF{\"text\":\"from c\"}");
+    write_file("folder/ignored.md", "no");
+    EXPECT_EQ(make({path("folder")}).exit_code, EXIT_OK);
+    EXPECT_EQ(decoded("o_000000.bin", "|"), "from c\n|\nfrom b");
+}
+
+TEST_F(Tokenize, FailuresLeaveNothingAndSayWhy) {
+    const std::string text = write_file("in.txt", "text"), utf16 = write_file("u.txt", std::string("\xFF\xFEh\0", 4)),
+                      empty = write_file("e.jsonl", ""), odd = write_file("in.md", "x");
+    const std::vector<std::string> before = file_names();
+    struct Case {
+        Outcome run;
+        int exit_code;
+        std::string part;
+    };
+    const Case cases[] = {
+        {run_tokenize({"--tokenizer", path("nope"), "--out", path("o"), text}), EXIT_FAILED, "nope"},
+        {make({path("nope.txt")}), EXIT_FAILED, "nope.txt"},
+        {make({utf16}), EXIT_FAILED, "UTF-16"},
+        {make({empty}), EXIT_FAILED, "no training tokens"},
+        {make({odd}), EXIT_USAGE, "--format"},
+        {make({text}, "in.txt/o"), EXIT_FAILED, "--out"},
+        {make({text, "--bogus"}), EXIT_USAGE, "--bogus"},
+        {make({text, "--shard-tokens", "0"}), EXIT_USAGE, "--shard-tokens"},
+        {make({text, "--threads", "abc"}), EXIT_USAGE, "--threads"},
+        {make({text, "--model-type", "bpe"}), EXIT_USAGE, "--model-type"},
+        {make({}), EXIT_USAGE, "INPUT"},
+        {run_tokenize({text, "--tokenizer", model_}), EXIT_USAGE, "--out"},
+        {run_tokenize({"--inspect", "--decode", text}), EXIT_USAGE, "--inspect"},
+        {run_tokenize({"--inspect", text}), EXIT_FAILED, "text file"},
+        {run_tokenize({"--train-tokenizer", "100", "--out", path("m.model"), text}), EXIT_FAILED, "100"},
+    };
+    for (const Case& c : cases) {
+        EXPECT_EQ(c.run.exit_code, c.exit_code) << c.run.err;
+        EXPECT_SAYS(c.run.err, c.part);
+    }
+    EXPECT_EQ(file_names(), before);
+    // Shards that no side file vouches for are neither replaced nor mixed with the new ones.
+    write_shard("o", iota_ids(3));
+    EXPECT_SAYS(make({text}).err, "in the way");
+    EXPECT_EQ(run_tokenize({"--help"}).exit_code, EXIT_OK);
+}
+
+TEST_F(Tokenize, InspectShowsHeaderAndText) {
+    EXPECT_EQ(make({write_file("in.jsonl", "{\"text\":\"the earth\"}\n{\"text\":\"the \\\"deep\\\"\"}\n"), "--bos"}).exit_code, EXIT_OK);
+    const Outcome run = run_tokenize({"--inspect", path("o_000000.bin")});
+    EXPECT_EQ(run.exit_code, EXIT_OK);
+    for (const char* part :
+         {"magic 20240520", "2 documents", "starts with BOS (1) and ends with EOS (2)", "the earth", "the \\\"deep\\\""}) {
+        EXPECT_SAYS(run.out, part);
+    }
+    // Another tokenizer under the old name must not be believed.
+    EXPECT_EQ(run_tokenize({"--train-tokenizer", "330", "--out", model_, write_file("in.txt", TRAINING_TEXT)}).exit_code, EXIT_OK);
+    EXPECT_SAYS(run_tokenize({"--inspect", path("o_000000.bin")}).err, "another tokenizer");
+}
+
+}  // namespace

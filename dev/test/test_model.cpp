@@ -1,0 +1,580 @@
+// test_model.cpp: the invariants of CAAT-Net as laws of the whole trainer. Oracles: T = 1, finite differences, the big
+// batch, the other recomputation level, the uncached forward, the same run again with other threads.
+#define main train_gpt_main
+#include "train_gpt.cu"
+#undef main
+
+#include <gtest/gtest.h>
+
+namespace {
+
+struct Case {
+    bool gpt = false, tie = false, rotary = true;
+    int T = 1, D = 1, zero = 0, recompute = 1, threads = 1;
+    double p = 1;
+    i64 B = 2, G = 2, S = 9;
+    std::string private_scale = "forward", dtype = "fp32", reduce = "auto";
+    i64 heads = 4, kv = 4, V = 37, C = 24, F = 32;
+};
+
+Options options_of(const Case& c) {
+    Options o;
+    o.shape.arch = c.gpt ? Arch::GPT : Arch::LLAMA;
+    o.shape.layers = 2, o.shape.channels = c.C, o.shape.heads = c.heads, o.shape.kv_heads = c.kv, o.shape.ffn = c.F, o.shape.vocab = c.V;
+    o.shape.tie = c.tie, o.shape.rotary = c.rotary, o.shape.max_positions = c.S;
+    o.arch = c.gpt ? "gpt" : "llama", o.positions = c.rotary ? "rotary" : "learned";
+    o.tp = c.T, o.dp = c.D, o.zero = c.zero, o.recompute = c.recompute, o.sync_factor = c.p, o.private_scale = c.private_scale;
+    o.micro_batch = c.B, o.global_batch = c.G, o.seq = c.S, o.dtype = c.dtype, o.reduce_dtype = c.reduce, o.threads = c.threads * c.T * c.D;
+    o.lr = 3e-3, o.min_lr = 3e-4, o.warmup = 0, o.schedule = "constant", o.eps = 1e-8, o.steps = 100;
+    finish_model(o.shape);
+    check_split(o.shape, o.tp, o.sync_factor);
+    return o;
+}
+
+std::vector<int32_t> random_windows(i64 count, const Options& o, uint32_t seed = 1) {
+    std::vector<int32_t> w(count * (o.seq + 1));
+    for (int32_t& id : w) { id = (int32_t)((seed = seed * 1664525u + 1013904223u) >> 8) % (int32_t)o.shape.vocab; }
+    return w;
+}
+
+// Weights away from their symmetric start, so that a forgotten bias, norm or scale shows.
+template <typename X>
+void load_lively(Trainer<X>& t) {
+    const TensorSource source = new_weights(t.o, t.model.tp, nullptr);
+    t.load([&](const Tensor& tensor, float* values) {
+        source(tensor, values);
+        if (tensor.is_vector()) {  // replicated and sharded vectors alike: by Hugging Face index, the same at every T
+            for (const Slice& s : tensor.slices) {
+                for (i64 i = 0; i < s.rows; i++) { values[s.local_row + i] += 0.3f * std::sin((float)s.hf_index(i, 0) + (float)s.part.name.size()); }
+            }
+        } else {
+            for (i64 i = 0; i < tensor.count(); i++) { values[i] *= 8; }
+        }
+    });
+}
+
+// Runs body(trainer) on all ranks of a case.
+template <typename X = float>
+void on_ranks(const Case& c, const std::function<void(Trainer<X>&)>& body) {
+    const Options o = options_of(c);
+    ASSERT_EQ(launch(c.T, c.D, [&](Ranks& ranks) {
+        Run run(c.threads);
+        run.poll = [&ranks] { ranks.poll(); };
+        Trainer<X> trainer(o, ranks, run, true);
+        trainer.allocate();
+        load_lively(trainer);
+        body(trainer);
+        return 0;
+    }), 0);
+}
+
+template <typename X>
+std::vector<X> host(const X* device, i64 count, Run& run) {
+    std::vector<X> values(count);
+    copy_to_host(values.data(), device, count, run);
+    return values;
+}
+
+double rel(double a, double b) { return std::abs(a - b) / std::max({std::abs(a), std::abs(b), 1e-30}); }
+
+// Loss and gradients of one batch, unsharded: what all ranks together computed.
+struct Whole {
+    double loss = 0;
+    std::map<std::string, std::vector<float>> grads;
+};
+template <typename X = float>
+Whole whole_gradients(const Case& c) {
+    Whole w;
+    std::mutex mutex;
+    on_ranks<X>(c, [&](Trainer<X>& t) {
+        const i64 local = c.G / c.D;
+        const auto windows = random_windows(c.G, t.o);
+        double loss = 0;
+        for (i64 m = 0; m < local / c.B; m++) {
+            t.upload(windows.data() + (t.ranks.dp->rank * local + m * c.B) * (c.S + 1), c.B, c.B);
+            t.model.forward(t.acts, c.B, c.S, 0);
+            loss += t.model.head_loss(t.acts, c.B * c.S, (float)(1.0 / (double)(c.G * c.S)), m == 0 ? GradMode::WRITE : GradMode::ADD, true);
+            t.model.backward(t.acts, c.B, c.S, m == 0 ? GradMode::WRITE : GradMode::ADD);
+        }
+        loss = t.sum_over_dp(loss) / (double)(c.G * c.S);
+        t.optimizer.reduce_gradients();
+        if (t.ranks.dp->rank != 0) { return; }
+        const auto g = host(t.model.grads, t.model.table.count(), t.run);
+        std::lock_guard<std::mutex> lock(mutex);
+        w.loss = loss;
+        for (const Tensor& tensor : t.model.table.tensors()) {
+            for (const Slice& s : tensor.slices) {
+                auto& out = w.grads[s.part.name];
+                out.resize(s.part.hf_rows * s.hf_cols);
+                for (i64 i = 0; i < s.rows; i++) {
+                    for (i64 j = 0; j < s.cols; j++) { out[s.hf_index(i, j)] = g[tensor.offset + (s.local_row + i) * tensor.cols + j]; }
+                }
+            }
+        }
+    });
+    return w;
+}
+void expect_close(const Whole& a, const Whole& b, double tolerance, const std::string& what) {
+    EXPECT_TRUE(rel(a.loss, b.loss) <= tolerance) << what << ": losses " << a.loss << " and " << b.loss;
+    ASSERT_EQ(a.grads.size(), b.grads.size());
+    for (const auto& [name, g] : a.grads) {
+        double d2 = 0, g2 = 0;
+        const auto& h = b.grads.at(name);
+        for (size_t i = 0; i < g.size(); i++) { d2 += ((double)g[i] - h[i]) * ((double)g[i] - h[i]), g2 += (double)g[i] * g[i]; }
+        EXPECT_TRUE(std::sqrt(d2) <= tolerance * std::sqrt(g2) + 1e-9) << what << ": gradient of " << name << ": |d| " << std::sqrt(d2) << " |g| " << std::sqrt(g2);
+    }
+}
+bool same_bits(const Whole& a, const Whole& b) { return a.loss == b.loss && a.grads == b.grads; }
+
+std::vector<Case> architectures() {
+    return {{.gpt = false}, {.gpt = false, .tie = true}, {.gpt = true, .tie = true, .rotary = false}, {.gpt = true, .rotary = true}};
+}
+std::string name_of(const Case& c) { return format("%s%s T=%d D=%d p=%g zero=%d", c.gpt ? "gpt" : "llama", c.tie ? " tied" : "", c.T, c.D, c.p, c.zero); }
+
+}  // namespace
+
+TEST(Model, FullySynchronisedRanksEqualOneRank) {
+    for (Case c : architectures()) {
+        const Whole one = whole_gradients(c);
+        for (int T : {2, 4}) {
+            c.T = T;
+            expect_close(one, whole_gradients(c), 2e-5, name_of(c));
+        }
+    }
+}
+
+TEST(Model, OneRankIsThePlainModelAtAnySyncFactor) {
+    for (Case c : architectures()) {
+        const Whole plain = whole_gradients(c);
+        for (double p : {0.0, 0.3, 0.5}) {
+            c.p = p;
+            EXPECT_TRUE(same_bits(plain, whole_gradients(c))) << name_of(c);
+        }
+    }
+}
+
+TEST(Model, PartlySynchronisedRanksAreAnotherModel) {  // the tests above can fail
+    Case c{.T = 2, .p = 0.5};
+    EXPECT_FALSE(rel(whole_gradients(c).loss, whole_gradients(Case{}).loss) <= 1e-3);
+}
+
+TEST(Model, OddRankCountsAndVocabularies) {
+    for (i64 V : {5, 37, 64}) {
+        Case c{.heads = 6, .kv = 3, .V = V, .C = 36, .F = 33};
+        const Whole one = whole_gradients(c);
+        c.T = 3;
+        expect_close(one, whole_gradients(c), 2e-5, format("T=3 V=%lld", (long long)V));
+    }
+    Case c{.gpt = true, .tie = true, .heads = 4, .V = 5, .C = 24};  // Vr = 2: 2, 2, 1, 0 rows
+    const Whole one = whole_gradients(c);
+    c.T = 4;
+    expect_close(one, whole_gradients(c), 2e-5, "T=4 V=5");
+}
+
+TEST(Model, SharedChannelsAreBitIdenticalAfterEveryLayer) {
+    for (Case c : architectures()) {
+        c.p = 0.3, c.T = 4;
+        std::vector<std::vector<std::vector<float>>> streams(4);
+        on_ranks(c, [&](Trainer<float>& t) {
+            t.upload(random_windows(c.B, t.o).data(), c.B, c.B);
+            t.model.forward(t.acts, c.B, c.S, 0);
+            auto& mine = streams[t.ranks.tp->rank];
+            for (const auto& a : t.acts.layers) { mine.push_back(host(a.x_in, c.B * c.S * c.C, t.run)), mine.push_back(host(a.x_mid, c.B * c.S * c.C, t.run)); }
+            mine.push_back(host(t.acts.x_out, c.B * c.S * c.C, t.run));
+        });
+        const i64 Ck = shared_channels(c.C, c.p);
+        bool private_differ = false;
+        for (int r = 1; r < 4; r++) {
+            for (size_t at = 0; at < streams[0].size(); at++) {
+                for (i64 i = 0; i < c.B * c.S * c.C; i++) {
+                    const bool same = streams[r][at][i] == streams[0][at][i];
+                    if (i % c.C < Ck || at == 0) { ASSERT_TRUE(same) << name_of(c) << " stream " << at << " element " << i; }
+                    private_differ = private_differ || !same;
+                }
+            }
+        }
+        EXPECT_TRUE(private_differ);
+    }
+}
+
+TEST(Model, ReplicatedParametersAreBitIdenticalAfterFiftySteps) {
+    for (Case c : architectures()) {
+        c.T = 2, c.p = 0.5;
+        std::vector<std::vector<float>> replicated(2), sharded(2);
+        on_ranks(c, [&](Trainer<float>& t) {
+            for (i64 step = 1; step <= 50; step++) { t.step(random_windows(c.G, t.o, (uint32_t)step).data(), step); }
+            replicated[t.ranks.tp->rank] = host(t.model.params, t.model.table.sharded.begin, t.run);
+        });
+        EXPECT_EQ(replicated[0], replicated[1]) << name_of(c);
+        EXPECT_GT(replicated[0].size(), 0u);
+    }
+}
+
+// The derivative along each tensor's own gradient is its squared norm.
+TEST(Model, GradientsEqualFiniteDifferences) {
+    for (Case c : architectures()) {
+        for (int T : {1, 2, 4}) {
+            for (double p : {0.0, 0.3, 0.5, 1.0}) {
+                if (T == 1 && p != 1.0) { continue; }
+                c.T = T, c.p = p;
+                on_ranks(c, [&](Trainer<float>& t) {
+                    const i64 N = c.B * c.S;
+                    t.upload(random_windows(c.B, t.o).data(), c.B, c.B);
+                    auto loss = [&](GradMode mode, bool gradient) {
+                        t.model.forward(t.acts, c.B, c.S, 0);
+                        return t.model.head_loss(t.acts, N, (float)(1.0 / (double)N), mode, gradient) / (double)N;
+                    };
+                    loss(GradMode::WRITE, true);
+                    t.model.backward(t.acts, c.B, c.S, GradMode::WRITE);
+                    t.optimizer.reduce_gradients();
+                    const auto g = host(t.model.grads, t.model.table.count(), t.run), w = host(t.model.params, t.model.table.count(), t.run);
+                    for (const Tensor& tensor : t.model.table.tensors()) {
+                        double mine = 0;
+                        for (i64 i = tensor.offset; i < tensor.offset + tensor.count(); i++) { mine += (double)g[i] * g[i]; }
+                        std::vector<double> all(c.T);
+                        t.ranks.tp->all_gather(&mine, all.data(), sizeof(double), Traffic::OTHER);
+                        const double square = tensor.spec.split == Split::NONE ? mine : std::accumulate(all.begin(), all.end(), 0.0), norm = std::sqrt(square);
+                        if (norm < 1e-6) { continue; }
+                        const double h = 4e-3 / std::max(norm, 0.1);
+                        auto shifted = [&](double by) {
+                            std::vector<float> moved(w.begin() + tensor.offset, w.begin() + tensor.offset + tensor.count());
+                            for (i64 i = 0; i < tensor.count(); i++) { moved[i] = (float)(moved[i] + by * g[tensor.offset + i] / norm); }
+                            copy_to_device(t.model.params + tensor.offset, moved.data(), tensor.count(), t.run);
+                            return loss(GradMode::WRITE, false);
+                        };
+                        const double slope = (shifted(h) - shifted(-h)) / (2 * h);
+                        shifted(0);
+                        EXPECT_TRUE(std::abs(slope - norm) <= 1e-2 * norm + 2e-4) << name_of(c) << " " << tensor.spec.name << ": difference quotient " << slope << ", |g| " << norm;
+                    }
+                });
+            }
+        }
+    }
+}
+
+TEST(Model, AccumulationDataParallelAndZeroEqualTheBigBatch) {
+    struct Result {
+        std::vector<double> losses, norms;
+        std::vector<float> params;
+    };
+    auto train20 = [](const Case& c) {
+        Result r;
+        on_ranks(c, [&](Trainer<float>& t) {
+            const i64 local = c.G / c.D;
+            std::vector<double> losses, norms;
+            for (i64 step = 1; step <= 20; step++) {
+                const auto windows = random_windows(c.G, t.o, (uint32_t)step);
+                const StepResult result = t.step(windows.data() + t.ranks.dp->rank * local * (c.S + 1), step);
+                losses.push_back(result.loss), norms.push_back(result.grad_norm);
+            }
+            if (t.ranks.world->rank == 0) { r = {losses, norms, host(t.model.params, t.model.table.count(), t.run)}; }
+        });
+        return r;
+    };
+    for (int T : {1, 2}) {
+        Case c{.tie = true, .T = T, .p = 0.5, .B = 12, .G = 12};
+        const Result big = train20(c);
+        for (auto [D, B] : std::vector<std::pair<int, i64>>{{1, 1}, {1, 3}, {2, 6}, {3, 4}, {4, 1}}) {
+            c.D = D, c.B = B, c.zero = 0;
+            const Result split = train20(c);
+            for (size_t i = 0; i < 20; i++) {
+                EXPECT_TRUE(rel(big.losses[i], split.losses[i]) <= 2e-5) << name_of(c) << " step " << i << ": " << big.losses[i] << " " << split.losses[i];
+                EXPECT_TRUE(rel(big.norms[i], split.norms[i]) <= 2e-4) << name_of(c) << " step " << i;
+            }
+            EXPECT_TRUE(rel(big.losses[0], split.losses[0]) <= 1e-6) << name_of(c);
+            EXPECT_TRUE(rel(big.norms[0], split.norms[0]) <= 2e-6) << name_of(c);
+            if (D > 1) {
+                c.zero = 1;
+                const Result zero = train20(c);
+                EXPECT_EQ(zero.losses, split.losses) << name_of(c);
+                EXPECT_EQ(zero.norms, split.norms) << name_of(c);
+                EXPECT_EQ(zero.params, split.params) << name_of(c);
+            }
+        }
+    }
+}
+
+TEST(Model, BytesOnTheWireAreThoseOfARingAndNoneAtZero) {
+    for (double p : {0.0, 0.5, 1.0}) {
+        Case c{.T = 4, .p = p};
+        std::vector<i64> sent(4), embedding(4);
+        on_ranks(c, [&](Trainer<float>& t) {
+            t.step(random_windows(c.G, t.o).data(), 1);
+            sent[t.ranks.tp->rank] = t.ranks.tp->stats.bytes[(int)Traffic::TP_LAYERS];
+            embedding[t.ranks.tp->rank] = t.ranks.tp->stats.bytes[(int)Traffic::EMBEDDING];
+        });
+        const i64 rows = c.B * c.S, payload = 4 * 2 * rows * shared_channels(c.C, p) * 4;  // 4 reduces a layer, 2 layers, fp32
+        EXPECT_EQ(std::accumulate(sent.begin(), sent.end(), (i64)0), 4 * payload * 2 * 3 / 4) << "p " << p;
+        EXPECT_EQ(std::accumulate(embedding.begin(), embedding.end(), (i64)0), 4 * (2 * rows * c.C * 4) * 2 * 3 / 4);
+    }
+}
+
+TEST(Model, RecomputationChangesNoBitAndNoCollective) {
+    for (Case c : architectures()) {
+        c.T = 2, c.p = 0.5, c.recompute = 0;
+        const Whole kept = whole_gradients(c);
+        for (int level : {1, 2}) {
+            c.recompute = level;
+            EXPECT_TRUE(same_bits(kept, whole_gradients(c))) << name_of(c) << " level " << level;
+        }
+        std::vector<i64> bytes(3);
+        for (int level : {0, 1, 2}) {
+            c.recompute = level;
+            on_ranks(c, [&](Trainer<float>& t) {
+                t.step(random_windows(c.G, t.o).data(), 1);
+                if (t.ranks.tp->rank == 0) { bytes[level] = t.ranks.tp->stats.bytes[(int)Traffic::TP_LAYERS]; }
+            });
+        }
+        EXPECT_EQ(bytes[0], bytes[1]);
+        EXPECT_EQ(bytes[0], bytes[2]);
+    }
+}
+
+TEST(Model, ThreadsOfARankChangeNoBit) {
+    Case c{.T = 2, .p = 0.5, .B = 3, .G = 3, .S = 33, .V = 301};
+    const Whole one = whole_gradients(c);
+    for (int threads : {2, 3}) {
+        c.threads = threads;
+        EXPECT_TRUE(same_bits(one, whole_gradients(c))) << threads;
+    }
+}
+
+TEST(Model, PrivateScaleAtInitialisationEqualsPrivateScaleInForward) {
+    Case c{.T = 2, .p = 0.5};
+    const Whole forward = whole_gradients(c);
+    c.private_scale = "init";
+    EXPECT_TRUE(rel(forward.loss, whole_gradients(c).loss) <= 1e-6);
+    c.private_scale = "none";
+    EXPECT_FALSE(rel(forward.loss, whole_gradients(c).loss) <= 1e-4);
+}
+
+TEST(Model, Bf16StaysInABandAroundFp32) {
+    for (Case c : architectures()) {
+        c.T = 2, c.p = 0.5;
+        const Whole exact = whole_gradients(c);
+        c.dtype = "bf16";
+        for (const char* reduce : {"auto", "fp32"}) {
+            c.reduce = reduce;
+            expect_close(exact, whole_gradients<bf16>(c), 0.06, name_of(c) + " bf16, wire " + reduce);
+        }
+    }
+    Case c{.T = 2, .p = 0.5, .reduce = "bf16"};  // fp32 activations, bf16 on the wire
+    expect_close(whole_gradients(Case{.T = 2, .p = 0.5}), whole_gradients(c), 0.02, "fp32, wire bf16");
+}
+
+TEST(Model, CachedLogitsEqualUncachedOnes) {
+    for (Case c : architectures()) {
+        for (int T : {1, 2, 4}) {
+            c.T = T, c.p = 0.5, c.S = 21;
+            on_ranks(c, [&](Trainer<float>& t) {
+                const auto window = random_windows(1, t.o);
+                Generator<float> cached(t.model, c.S), whole(t.model, c.S);
+                for (i64 n = 1; n <= c.S; n++) {
+                    const auto a = n == 5 ? cached.logits(std::vector<int>(window.begin(), window.begin() + 5), 0)  // a prompt, then token by token
+                                   : n > 5 ? cached.logits({window[n - 1]}, n - 1) : std::vector<float>();
+                    const auto b = whole.logits(std::vector<int>(window.begin(), window.begin() + n), 0);
+                    ASSERT_EQ((i64)b.size(), c.V);
+                    float largest = 0;
+                    for (float l : b) { largest = std::max(largest, std::abs(l)); }
+                    for (size_t i = 0; i < a.size(); i++) { EXPECT_TRUE(std::abs(a[i] - b[i]) <= 1e-5f * largest) << name_of(c) << " position " << n; }
+                }
+            });
+        }
+    }
+}
+
+TEST(Model, RanksAgreeOnEveryToken) {
+    for (int T : {1, 2, 4}) {
+        Case c{.T = T, .p = 1, .S = 64};
+        std::vector<std::vector<int>> texts(T);
+        on_ranks(c, [&](Trainer<float>& t) {
+            Generator<float> generator(t.model, c.S);
+            Sampler sampler{7, 1.0, 0, 1.0};
+            generator.generate({1}, 1000, sampler, {}, [&](int id) { texts[t.ranks.tp->rank].push_back(id); });
+        });
+        for (const auto& text : texts) { EXPECT_EQ(text, texts[0]); }
+        EXPECT_EQ(texts[0].size(), 64u);  // the context: no overrun
+        static const std::vector<int> first = texts[0];
+        EXPECT_EQ(texts[0], first) << "p = 1: the same text at T = " << T;
+    }
+}
+
+TEST(Model, GenerationStopsWhereItShould) {
+    on_ranks(Case{.S = 8}, [&](Trainer<float>& t) {
+        Generator<float> generator(t.model, 8);
+        Sampler greedy{1, 0.0, 0, 1.0};
+        int made = 0;
+        auto count = [&](int) { made++; };
+        EXPECT_EQ(generator.generate({1, 2, 3}, 0, greedy, {}, count), 0);
+        for (i64 length : {7, 8}) { EXPECT_EQ(generator.generate(std::vector<int>(length, 1), 100, greedy, {}, count), 9 - length); }
+        EXPECT_THROW(generator.generate(std::vector<int>(9, 1), 1, greedy, {}, count), Error);
+        std::vector<int> stop;
+        for (int id = 0; id < 37; id++) { stop.push_back(id); }
+        made = 0;
+        EXPECT_EQ(generator.generate({1}, 5, greedy, stop, count), 0);
+        EXPECT_EQ(made, 0);
+    });
+}
+
+TEST(Model, ANotFiniteStepChangesNothing) {
+    on_ranks(Case{.T = 2, .p = 0.5}, [&](Trainer<float>& t) {
+        float nan = NAN;
+        copy_to_device(t.model.params + t.model.table["layers.1.down"].offset, &nan, 1, t.run);
+        const auto before = host(t.model.params, t.model.table.count(), t.run);
+        EXPECT_THROW(t.step(random_windows(2, t.o).data(), 1), Error);
+        const auto after = host(t.model.params, t.model.table.count(), t.run);
+        EXPECT_EQ(memcmp(before.data(), after.data(), before.size() * sizeof(float)), 0);
+    });
+}
+
+TEST(Model, ClippingScalesOnlyLargeGradients) {
+    for (double clip : {0.0, 1e-3, 1e6}) {  // AdamW's first step is sign-like: compare the first moment, which is linear in the gradient
+        on_ranks(Case{}, [&](Trainer<float>& t) {
+            const_cast<Options&>(t.o).clip = clip;
+            const auto result = t.step(random_windows(2, t.o).data(), 1);
+            const auto& owned = t.optimizer.owned()[1];
+            const auto m = host(t.optimizer.m(owned), owned.range.size(), t.run), g = host(t.model.grads + owned.range.begin, owned.range.size(), t.run);
+            const double scale = clip > 0 ? std::min(1.0, clip / (result.grad_norm + 1e-6)) : 1.0;
+            for (size_t i = 0; i < m.size(); i++) { ASSERT_TRUE(std::abs(m[i] - 0.1 * scale * g[i]) <= 1e-6 * std::abs(0.1 * scale * g[i]) + 1e-12); }
+        });
+    }
+}
+
+TEST(Model, ASpikeIsSkippedOnRequest) {
+    on_ranks(Case{}, [&](Trainer<float>& t) {
+        const_cast<Options&>(t.o).skip_spikes = 6;
+        for (int i = 0; i < 64; i++) { t.loss_filter.add(0.01 + 1e-4 * (i % 2)), t.norm_filter.add(1); }
+        const auto before = host(t.model.params, t.model.table.count(), t.run);
+        EXPECT_TRUE(t.step(random_windows(2, t.o).data(), 1).skipped);
+        EXPECT_EQ(before, host(t.model.params, t.model.table.count(), t.run));
+        const_cast<Options&>(t.o).skip_spikes = 0;
+        EXPECT_FALSE(t.step(random_windows(2, t.o).data(), 1).skipped);
+        EXPECT_NE(before, host(t.model.params, t.model.table.count(), t.run));
+    });
+}
+
+TEST(Model, PaddedValidationWindowsHaveNoLoss) {
+    on_ranks(Case{.T = 2, .p = 0.5, .B = 3, .G = 3}, [&](Trainer<float>& t) {
+        const auto windows = random_windows(3, t.o);
+        auto loss = [&](i64 valid) {
+            t.upload(windows.data(), 3, valid);
+            t.model.forward(t.acts, 3, 9, 0);
+            return t.model.head_loss(t.acts, 27, 0, GradMode::WRITE, false);
+        };
+        const double one = loss(1), three = loss(3);
+        const auto each = host(t.acts.losses, 27, t.run);
+        EXPECT_TRUE(rel(one, std::accumulate(each.begin(), each.begin() + 9, 0.0)) <= 1e-6);
+        EXPECT_GT(three, one * 1.5);
+    });
+}
+
+TEST(Schedule, Shapes) {
+    Options o;
+    o.lr = 1, o.min_lr = 0.1, o.warmup = 10, o.steps = 110;
+    EXPECT_DOUBLE_EQ(learning_rate(o, 1), 0.1);
+    EXPECT_DOUBLE_EQ(learning_rate(o, 10), 1);
+    EXPECT_NEAR(learning_rate(o, 60), 0.55, 1e-12);
+    EXPECT_DOUBLE_EQ(learning_rate(o, 110), 0.1);
+    EXPECT_DOUBLE_EQ(learning_rate(o, 1000), 0.1);
+    o.decay_steps = 500000;
+    EXPECT_GT(learning_rate(o, 110), 0.999);
+    o.decay_steps = 0, o.schedule = "linear";
+    EXPECT_NEAR(learning_rate(o, 35), 1 - 0.25 * 0.9, 1e-12);
+    o.schedule = "wsd", o.wsd_decay = 20;
+    EXPECT_DOUBLE_EQ(learning_rate(o, 90), 1);
+    EXPECT_NEAR(learning_rate(o, 100), 0.55, 1e-12);
+    EXPECT_DOUBLE_EQ(learning_rate(o, 110), 0.1);
+    o.schedule = "constant";
+    EXPECT_DOUBLE_EQ(learning_rate(o, 110), 1);
+    o.warmup = 0;
+    EXPECT_DOUBLE_EQ(learning_rate(o, 1), 1);
+}
+
+TEST(Sampler, Settings) {
+    const std::vector<float> logits = {0.f, 3.f, 1.f, 3.f, -INFINITY};
+    for (double temperature : {0.0, 1e-6, 1e-38}) {
+        for (uint64_t seed = 0; seed < 20; seed++) {
+            Sampler s{seed, temperature, 0, 1.0};
+            const int id = s.sample(logits.data(), 5);
+            EXPECT_TRUE(temperature == 0 ? id == 1 : id == 1 || id == 3);
+        }
+    }
+    std::map<int, int> seen;
+    for (uint64_t seed = 0; seed < 4000; seed++) {
+        for (i64 k : {1, 2}) {
+            Sampler s{seed, 1.0, k, 1.0};
+            const int id = s.sample(logits.data(), 5);
+            EXPECT_TRUE(id == 1 || (k == 2 && id == 3));
+        }
+        Sampler tiny{seed, 1.0, 0, 1e-9};
+        EXPECT_EQ(tiny.sample(logits.data(), 5), 1);
+        Sampler all{seed * 7919 + 13, 1.0, 99, 1.0}, hot{seed, 1e9, 0, 1.0};
+        seen[all.sample(logits.data(), 5)]++;
+        EXPECT_NE(hot.sample(logits.data(), 5), 4);
+    }
+    const double e = 2 * std::exp(3.0) + std::exp(1.0) + 1;
+    EXPECT_NEAR(seen[1] / 4000.0, std::exp(3.0) / e, 0.03);
+    EXPECT_NEAR(seen[2] / 4000.0, std::exp(1.0) / e, 0.02);
+    EXPECT_EQ(seen[4], 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Flags
+
+namespace {
+// "" if the words parse, else the message.
+std::string refuse(std::vector<std::string> words, Options* out = nullptr) {
+    words.insert(words.begin(), "train_gpt");
+    std::vector<char*> argv;
+    for (std::string& word : words) { argv.push_back(word.data()); }
+    Options o;
+    try {
+        parse_options((int)argv.size(), argv.data(), false, o);
+    } catch (const Error& error) {
+        EXPECT_EQ(error.exit_code, EXIT_USAGE) << error.what();
+        return error.what();
+    }
+    if (out) { *out = o; }
+    return "";
+}
+}  // namespace
+
+TEST(Flags, PresetsAndOverrides) {
+    Options o;
+    EXPECT_EQ(refuse({"--model", "130m", "--dry-run"}, &o), "");
+    EXPECT_EQ(o.shape.channels, 768);
+    EXPECT_EQ(o.shape.head_size, 48);
+    EXPECT_EQ(o.seq, 1024);
+    EXPECT_DOUBLE_EQ(o.lr, 6e-4);
+    EXPECT_DOUBLE_EQ(o.min_lr, 6e-5);
+    EXPECT_EQ(refuse({"--model=1.1b", "--lr", "0.001", "--channels", "1280", "--dry-run", "--tp", "8"}, &o), "");
+    EXPECT_EQ(o.shape.channels, 1280);
+    EXPECT_EQ(o.shape.head_size, 40);
+    EXPECT_DOUBLE_EQ(o.lr, 0.001);
+    EXPECT_DOUBLE_EQ(o.shape.rope_base, 5e5);
+    for (const Preset& preset : presets()) { EXPECT_EQ(refuse({"--model", preset.name, "--dry-run"}), "") << preset.name; }
+}
+
+TEST(Flags, RefusalsNameTheFlag) {
+    const std::vector<std::pair<std::vector<std::string>, const char*>> cases = {
+        {{"--lr", "abc"}, "--lr"}, {{"--lr", "nan"}, "--lr"}, {{"--lr", "-1"}, "--lr"}, {{"--sync-factor", "1.5"}, "--sync-factor"},
+        {{"--sync-factor", "nan"}, "--sync-factor"}, {{"--tp", "0"}, "--tp"}, {{"--tp", "-2"}, "--tp"}, {{"--tp", "3", "--heads", "4", "--channels", "768"}, "--tp"},
+        {{"--heads", "32", "--kv-heads", "5"}, "--kv-heads"}, {{"--kv-heads", "0"}, "--kv-heads"}, {{"--layers", "0"}, "--layers"}, {{"--layers", "-1"}, "--layers"},
+        {{"--micro-batch", "0"}, "--micro-batch"}, {{"--seq", "0"}, "--seq"}, {{"--vocab", "0"}, "--vocab"}, {{"--temperature", "-1"}, "--temperature"},
+        {{"--temperature", "nan"}, "--temperature"}, {{"--top-p", "0"}, "--top-p"}, {{"--top-p", "1.1"}, "--top-p"}, {{"--top-k", "-1"}, "--top-k"},
+        {{"--zero", "2"}, "--zero"}, {{"--dtype", "fp16"}, "--dtype"}, {{"--schedule", "step"}, "--schedule"}, {{"--model", "13b"}, "--model"},
+        {{"--learning-rate", "1"}, "--learning-rate"}, {{"--seqq", "1"}, "--seq"}, {{"stray"}, "stray"}, {{"--channels", "770"}, "--channels"}, {{"--warmup", "-1"}, "--warmup"},
+        {{"--beta1", "1"}, "--beta1"}, {{"--eps", "0"}, "--eps"}, {{"--private-scale", "sometimes"}, "--private-scale"}, {{"--positions", "alibi"}, "--positions"},
+        {{"--arch", "mamba"}, "--arch"}, {{"--recompute", "3"}, "--recompute"}, {{"--clip", "-1"}, "--clip"}, {{"--norm-eps", "0"}, "--norm-eps"},
+        {{"--min-lr", "1"}, "--min-lr"}, {{"--save-every", "5"}, "--out"}, {{"--resume"}, "--out"}, {{"--head-size", "47"}, "--head"}, {{"--steps"}, "--steps"}};
+    for (auto [words, flag] : cases) {
+        std::string line;
+        for (const auto& word : words) { line += word + " "; }
+        words.push_back("--dry-run");
+        const std::string message = refuse(words);
+        EXPECT_NE(message.find(flag), std::string::npos) << line << "-> '" << message << "'";
+    }
+    EXPECT_NE(refuse({"--tp", "3", "--dry-run"}).find("1, 2, 4, 8, 16"), std::string::npos);
+    EXPECT_NE(refuse({"--generate", "5"}).find("--checkpoint"), std::string::npos);
+    EXPECT_NE(refuse({}).find("--train"), std::string::npos);
+}

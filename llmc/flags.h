@@ -1,0 +1,124 @@
+// flags.h: every flag once. visit_flags() is the table from which the parser, --help, the log's first record and the
+// checkpoint's options are made; flags.cpp does the parsing (CLI11: a well-kept parser with good messages).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config.h"
+
+struct Options {
+    // model
+    std::string model = "130m";
+    ModelConfig shape;
+    std::string arch, positions;
+    std::string init_from;
+    // ranks
+    int tp = 1, dp = 0, zero = 0;
+    double sync_factor = 1.0;
+    std::string private_scale = "forward";
+    // data
+    std::string train, val;
+    i64 seq = 0, micro_batch = 4, global_batch = 0;
+    i64 seed = 1337;
+    // optimiser
+    i64 steps = 100;
+    double lr = 0, min_lr = -1;
+    i64 warmup = -1;
+    std::string schedule = "cosine";
+    i64 decay_steps = 0, wsd_decay = 0;
+    double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 0, clip = 1.0, skip_spikes = 0;
+    // run
+    std::string out, log, dtype = "auto", reduce_dtype = "auto";
+    bool resume = false, dry_run = false;
+    i64 save_every = 0, keep = 3, val_every = 0, val_batches = 20, sample_every = 0, insight_every = 0;
+    int threads = 0, recompute = 1;
+    // use
+    std::string checkpoint, prompt, tokenizer;
+    i64 generate = 0;
+    double temperature = 1.0, top_p = 1.0;
+    i64 top_k = 0;
+    bool ignore_eos = false, info = false;
+    std::vector<std::string> eval;
+};
+
+// Calls v(group, flag, field, help) for every flag, in the manual's order.
+template <typename Visitor>
+void visit_flags(Options& o, Visitor&& v) {
+    const char* g = "Model";
+    v(g, "--model", o.model, "preset: MODELS. It sets shape, --seq, --global-batch, --lr, --warmup and --eps; flags given beside it win");
+    v(g, "--arch", o.arch, "llama (RMSNorm, SwiGLU, no biases) or gpt (LayerNorm, GELU, biases)");
+    v(g, "--layers", o.shape.layers, "number of blocks");
+    v(g, "--channels", o.shape.channels, "width C of the residual stream");
+    v(g, "--heads", o.shape.heads, "query heads");
+    v(g, "--kv-heads", o.shape.kv_heads, "key and value heads (grouped-query attention); divides --heads");
+    v(g, "--head-size", o.shape.head_size, "channels of a head; 0: --channels / --heads");
+    v(g, "--ffn", o.shape.ffn, "width inside the MLP");
+    v(g, "--vocab", o.shape.vocab, "vocabulary size V; every id must be below it");
+    v(g, "--tie", o.shape.tie, "the LM head is the embedding");
+    v(g, "--positions", o.positions, "rotary or learned");
+    v(g, "--rope-base", o.shape.rope_base, "base of the rotary frequencies");
+    v(g, "--norm-eps", o.shape.norm_eps, "epsilon inside the norms");
+    v(g, "--vocab-multiple", o.shape.vocab_multiple, "split the vocabulary as if rounded up to a multiple of this times --tp (Megatron: 128); 0: no rounding");
+    v(g, "--init-from", o.init_from, "start from a Hugging Face folder (config.json, model.safetensors; Llama or GPT-2) instead of random weights, at any --tp and --sync-factor");
+    g = "Ranks";
+    v(g, "--tp", o.tp, "tensor-parallel ranks T. Without mpirun they are threads of this process");
+    v(g, "--dp", o.dp, "data-parallel ranks D; 0: world size / T under mpirun, else 1");
+    v(g, "--sync-factor", o.sync_factor, "p: the first int(C*p) channels are summed over the T ranks after each row-parallel product, the others stay private. 1: plain tensor parallelism");
+    v(g, "--private-scale", o.private_scale, "how private channels keep the variance of shared ones: forward (times sqrt(T) in every pass), init (scale the weights once when drawn or imported) or none");
+    v(g, "--zero", o.zero, "1: shard master weights and moments over the D ranks (ZeRO-1)");
+    g = "Data";
+    v(g, "--train", o.train, "shards to train on: a glob, or 0.7:glob,0.3:glob to mix by weight");
+    v(g, "--val", o.val, "shards to validate on (optional)");
+    v(g, "--seq", o.seq, "tokens of a sequence S");
+    v(g, "--micro-batch", o.micro_batch, "sequences a data-parallel rank computes at once");
+    v(g, "--global-batch", o.global_batch, "sequences of a step over all ranks; a multiple of --micro-batch times D");
+    v(g, "--seed", o.seed, "of the weights, the data order and sampling");
+    g = "Optimiser (AdamW)";
+    v(g, "--steps", o.steps, "steps in all, those before a resume included");
+    v(g, "--lr", o.lr, "peak learning rate");
+    v(g, "--min-lr", o.min_lr, "floor of the learning rate; -1: a tenth of --lr");
+    v(g, "--warmup", o.warmup, "steps over which the learning rate rises linearly: lr(t) = lr*t/W");
+    v(g, "--schedule", o.schedule, "after the warm-up: cosine (half a cosine down to the floor), linear (a straight line down to it), wsd (constant, then a straight line down over the last --wsd-decay steps) or constant");
+    v(g, "--decay-steps", o.decay_steps, "the step at which cosine or linear reaches the floor; 0: --steps");
+    v(g, "--wsd-decay", o.wsd_decay, "length of wsd's last part; 0: a fifth of --steps");
+    v(g, "--weight-decay", o.weight_decay, "on matrices and embeddings; not on norms and biases");
+    v(g, "--beta1", o.beta1, "decay of the first moment");
+    v(g, "--beta2", o.beta2, "decay of the second moment");
+    v(g, "--eps", o.eps, "Adam's epsilon");
+    v(g, "--clip", o.clip, "largest global gradient norm; 0: no clipping");
+    v(g, "--skip-spikes", o.skip_spikes, "skip the update of a step whose loss or gradient norm lies this many standard deviations above the last 128 steps; 0: never");
+    g = "Run";
+    v(g, "--out", o.out, "folder for checkpoints; empty: none are written");
+    v(g, "--resume", o.resume, "continue from the newest checkpoint in --out (start anew where there is none); flags not given are taken from it");
+    v(g, "--save-every", o.save_every, "steps between checkpoints; 0: only at the end and on SIGINT, SIGTERM, SIGUSR1");
+    v(g, "--keep", o.keep, "newest checkpoints to keep; 0: all");
+    v(g, "--val-every", o.val_every, "steps between validations; 0: at the start and the end only");
+    v(g, "--val-batches", o.val_batches, "micro-batches per rank and validation; 0: the whole set");
+    v(g, "--sample-every", o.sample_every, "steps between samples of text (needs --tokenizer); 0: none");
+    v(g, "--insight-every", o.insight_every, "steps between records of per-layer gradient norms and private-channel divergence in --log; 0: none");
+    v(g, "--log", o.log, "JSON Lines file: a record per run, step, validation, checkpoint");
+    v(g, "--dtype", o.dtype, "fp32, bf16 (fp32 master weights and gradients) or auto (what is fast on this processor)");
+    v(g, "--reduce-dtype", o.reduce_dtype, "type on the wire of the partial channel reduce: fp32, bf16 or auto (that of the activations)");
+    v(g, "--recompute", o.recompute, "activations computed again in backward instead of kept: 0 none, 1 norms and activation functions, 2 whole blocks");
+    v(g, "--threads", o.threads, "CPU threads per host, divided among its ranks; 0: one per core");
+    v(g, "--dry-run", o.dry_run, "print the header box (parameters, memory, bytes on the wire) and leave; also for models larger than the machine");
+    g = "Use of a trained model";
+    v(g, "--checkpoint", o.checkpoint, "a checkpoint, or the --out folder that holds some: for --generate, --eval, --info");
+    v(g, "--generate", o.generate, "write up to this many tokens after --prompt");
+    v(g, "--prompt", o.prompt, "text to continue");
+    v(g, "--tokenizer", o.tokenizer, "tokenizer file (SentencePiece .model)");
+    v(g, "--temperature", o.temperature, "0: always the likeliest token");
+    v(g, "--top-k", o.top_k, "sample among the k likeliest tokens; 0 or at least V: all");
+    v(g, "--top-p", o.top_p, "sample among the likeliest tokens that hold this probability together");
+    v(g, "--ignore-eos", o.ignore_eos, "do not stop at the end-of-text token");
+    v(g, "--eval", o.eval, "shards: print the loss over all their windows, in nats per token and bits per byte");
+    v(g, "--info", o.info, "print what a checkpoint holds");
+}
+
+// Parses the command line. Defaults come from the checkpoint that --resume or --checkpoint finds, else from --model's
+// preset. Throws Error(EXIT_USAGE); for --help prints the manual (if `speaks`) and returns false.
+bool parse_options(int argc, char** argv, bool speaks, Options& options);
+
+// Every flag's effective value as a JSON object (text), keys without dashes.
+std::string options_to_json(const Options& options);

@@ -1,0 +1,18 @@
+// gemm.h: the matrix product, behind one call. A build picks its library; ops/matmul.cuh says which products there are.
+//
+//   gemm(c, ldc, a, b, bias, M, N, K, alpha, accumulate, run)
+//     c (M, N; ldc) = alpha * a b + bias, or += alpha * a b where `accumulate`; sums in fp32, rounded once to c's type.
+//     a is (M, K) and b is (K, N), each a Matrix: row-major with a stride, or stored the other way round.
+//     bias (N) may be null. The same bits for any number of threads.
+#pragma once
+
+#include "device.h"
+
+template <typename X>
+struct Matrix {
+    const X* data;
+    i64 ld;
+    bool transposed;  // element (i, j) is data[j*ld + i], else data[i*ld + j]
+};
+
+#include "gemm_cpu.h"

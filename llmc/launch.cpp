@@ -1,0 +1,186 @@
+#include "launch.h"
+
+#include <signal.h>
+
+#include <cstdlib>
+#include <deque>
+#include <thread>
+
+#include "comm_local.h"
+#include "comm_mpi.h"
+
+// ---------------------------------------------------------------------------------------------------------------
+// Who started this process.
+
+static int int_from_environment(const char* name, int otherwise) {
+    const char* text = getenv(name);
+    return text && *text ? atoi(text) : otherwise;
+}
+
+LaunchedWorld launched_world() {
+    // Each launcher has its pair; Slurm's PMIx plugin gives the rank only, and the size is Slurm's.
+    static const struct {
+        const char *rank, *size;
+    } launchers[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, {"PMI_RANK", "PMI_SIZE"}, {"PMIX_RANK", "SLURM_NTASKS"}};
+    for (const auto& launcher : launchers) {
+        if (!getenv(launcher.rank) || !getenv(launcher.size)) { continue; }
+        const int rank = int_from_environment(launcher.rank, 0), size = int_from_environment(launcher.size, 1);
+        // srun gives a single task a PMI rank whether the program knows MPI or not: then the ranks are threads.
+        const bool alone_under_slurm = size == 1 && getenv("SLURM_JOB_ID") && !getenv("OMPI_COMM_WORLD_SIZE");
+        if (!alone_under_slurm) { return {true, rank, size}; }
+    }
+    return {false, 0, 1};
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Errors.
+
+struct Failure {
+    int exit_code;
+    std::string message;
+};
+
+static Failure describe(const std::exception& exception) {
+    if (const auto* error = dynamic_cast<const Error*>(&exception)) { return {error->exit_code, error->what()}; }
+    if (dynamic_cast<const std::bad_alloc*>(&exception)) {
+        return {EXIT_FAILED, "out of memory on the host\nHINT: lower --micro-batch or --seq, or use more ranks"};
+    }
+    return {EXIT_FAILED, exception.what()};
+}
+
+// In one write, so that lines of different ranks do not mix. Wrong usage is no rank's fault.
+static void print_failure(const Failure& failure, int rank, int size) {
+    const bool name_rank = size > 1 && failure.exit_code != EXIT_USAGE;
+    const std::string line = "error: " + (name_rank ? format("rank %d: ", rank) : "") + failure.message + "\n";
+    fflush(stdout);
+    fwrite(line.data(), 1, line.size(), stderr);
+    fflush(stderr);
+}
+
+int report_error(const std::exception& error) {
+    const Failure failure = describe(error);
+    const LaunchedWorld world = launched_world();
+    // mpirun ends the job when the first rank leaves with an error: let rank 0 speak first.
+    world.rank == 0 ? print_failure(failure, 0, 1) : (void)usleep(500'000);
+    return failure.exit_code;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Ranks as threads.
+
+static int launch_threads(int tp, int dp, const std::function<int(Ranks&)>& body) {
+    const int size = tp * dp;
+    const int spin = size <= (int)std::thread::hardware_concurrency() ? 200 : 0;
+    LocalGroup world_group(size, spin);
+    std::deque<LocalGroup> tp_groups, dp_groups;
+    for (int d = 0; d < dp; d++) { tp_groups.emplace_back(tp, spin); }
+    for (int t = 0; t < tp; t++) { dp_groups.emplace_back(dp, spin); }
+
+    std::mutex failing;  // never released by the one that fails: it speaks for all
+    std::vector<int> codes(size);
+    const auto run_rank = [&](int rank) {
+        LocalComm world(world_group, rank), tp_comm(tp_groups[rank / tp], rank % tp), dp_comm(dp_groups[rank % tp], rank / tp);
+        Ranks ranks = {&world, &tp_comm, &dp_comm, size};
+        try {
+            codes[rank] = body(ranks);
+        } catch (const std::exception& exception) {
+            // The others may sleep on a futex for ever, so the process ends here, not main.
+            failing.lock();
+            const Failure failure = describe(exception);
+            print_failure(failure, rank, size);
+            _exit(failure.exit_code);
+        }
+    };
+    std::vector<std::thread> threads;
+    for (int rank = 1; rank < size; rank++) { threads.emplace_back(run_rank, rank); }
+    run_rank(0);
+    for (std::thread& thread : threads) { thread.join(); }
+    return *std::max_element(codes.begin(), codes.end());
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Ranks as processes.
+
+// All ranks leave together where they can: at the end of the run they wait for each other, and an error that all of them hit
+// alike (wrong usage, a missing file) is printed once. A rank that fails alone finds that out in a second, and aborts the job.
+static int leave_together(const Failure& mine, bool failed, int rank, int size) {
+    constexpr double FOR_EVER = 1e18, SECONDS_FOR_OTHERS = 1;
+    const size_t hash = std::hash<std::string>()(mine.message);
+    std::vector<mpi::Outcome> all;
+    if (!mpi::exchange_outcomes({mine.exit_code, hash}, all, failed ? SECONDS_FOR_OTHERS : FOR_EVER)) {
+        print_failure(mine, rank, size);
+        mpi::abort(mine.exit_code);
+    }
+    const auto said_by = std::find_if(all.begin(), all.end(), [&](const mpi::Outcome& other) { return other.message == hash; });
+    if (failed && said_by - all.begin() == rank) { print_failure(mine, rank, size); }
+    if (failed) { alarm(10); }  // messages may be under way that nobody will receive: finalize must not hang on them
+    mpi::finalize();
+    int code = 0;
+    for (const mpi::Outcome& outcome : all) { code = std::max(code, (int)outcome.exit_code); }
+    return code;
+}
+
+static int launch_mpi(int tp, int dp, const std::function<int(Ranks&)>& body) {
+    const mpi::World job = mpi::init();
+    Failure outcome = {EXIT_OK, ""};
+    bool failed = false;
+    try {
+        check(job.size == tp * dp, "MPI counts %d ranks, its launcher %d\nHINT: use the mpirun of the MPI library that this program was built with",
+              job.size, tp * dp);
+        const auto world = mpi::group(0, job.rank), tp_comm = mpi::group(job.rank / tp, job.rank), dp_comm = mpi::group(job.rank % tp, job.rank);
+        Ranks ranks = {world.get(), tp_comm.get(), dp_comm.get(), job.ranks_on_host};
+        outcome.exit_code = body(ranks);
+    } catch (const std::exception& exception) {
+        outcome = describe(exception);
+        failed = true;
+    }
+    const int code = leave_together(outcome, failed, job.rank, job.size);
+    if (failed) {
+        fflush(stdout);
+        _exit(code);
+    }
+    return code;
+}
+
+int launch(int tp, int dp, const std::function<int(Ranks&)>& body) {
+    const LaunchedWorld world = launched_world();
+    if (tp < 1 || dp < 0) { usage_error("--tp %d --dp %d: both count ranks, from 1", tp, dp); }
+    if (!world.by_mpi) { return launch_threads(tp, dp > 0 ? dp : 1, body); }
+
+    if (!mpi::BUILT) {
+        usage_error("mpirun started %d ranks, but this build has no MPI\nHINT: build with MPI=1, or run without mpirun: the ranks are then threads",
+                    world.size);
+    }
+    if (dp == 0) { dp = world.size / tp; }
+    if ((i64)tp * dp != world.size) {
+        usage_error("--tp %d times --dp %d is %lld ranks, but mpirun started %d\nHINT: use mpirun -n %lld, or leave --dp out: it is then ranks / tp",
+                    tp, dp, (long long)tp * dp, world.size, (long long)tp * std::max(dp, 1));
+    }
+    return launch_mpi(tp, dp, body);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Signals.
+
+static volatile sig_atomic_t first_signal = 0;
+
+static void on_stop_signal(int signal) {
+    if (first_signal != 0 && signal == SIGINT) { _exit(128 + SIGINT); }
+    if (first_signal == 0) { first_signal = signal; }
+}
+
+void catch_stop_signals() {
+    struct sigaction action = {};
+    action.sa_handler = on_stop_signal;
+    action.sa_flags = SA_RESTART;  // a save that is being written goes on
+    for (int signal : {SIGINT, SIGTERM, SIGUSR1}) { sigaction(signal, &action, nullptr); }
+}
+
+int stop_signal() { return first_signal; }
+
+int agree_on_stop(Ranks& ranks) {
+    const int mine = stop_signal();
+    std::vector<int> all(ranks.world->size);
+    ranks.world->all_gather(&mine, all.data(), sizeof(int), Traffic::OTHER);
+    return *std::max_element(all.begin(), all.end());
+}

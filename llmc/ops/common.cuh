@@ -1,0 +1,56 @@
+// common.cuh: how the CPU loops of the ops are cut into items, and the sums over rows that several of them need.
+//
+// Every cut follows from shapes alone, never from the number of threads: that is what makes results independent of it.
+#pragma once
+
+#include "../ops.h"
+#include "../simd.h"
+
+namespace cpu {
+
+// body(row) for every row; an item is as many rows as make about 16k elements.
+template <typename Body>
+void parallel_rows(i64 rows, i64 row_elements, Run& run, const Body& body) {
+    const i64 per_item = std::max<i64>(16384 / std::max<i64>(row_elements, 1), 1);
+    run.parallel(ceil_div(rows, per_item), [&](i64 item) {
+        const i64 end = std::min(rows, (item + 1) * per_item);
+        for (i64 row = item * per_item; row < end; row++) { body(row); }
+    });
+}
+
+// body(begin, count) over a flat range, in pieces of `grain` elements.
+template <typename Body>
+void parallel_pieces(i64 count, i64 grain, Run& run, const Body& body) {
+    run.parallel(ceil_div(count, grain), [&](i64 item) { body(item * grain, std::min(grain, count - item * grain)); });
+}
+
+template <typename X>
+void add_to(float* sum, const X* x, i64 count) {
+    vector_loop(count, [&](i64 i, auto lanes) { store(sum + i, load(sum + i, lanes) + load(x + i, lanes), lanes); });
+}
+
+// A sum over rows is made of partial sums over at most 128 chunks of at least 16 rows, added in order.
+struct RowChunks {
+    i64 rows, size, count;
+    explicit RowChunks(i64 N) : rows(N), size(std::max<i64>(16, ceil_div(N, 128))), count(ceil_div(N, size)) {}
+    Range operator[](i64 chunk) const { return {chunk * size, std::min(rows, (chunk + 1) * size)}; }
+};
+// to (cols) (+)= sum over chunks of partials (count, cols; ld).
+inline void combine_partials(float* to, const float* partials, i64 count, i64 ld, i64 cols, GradMode mode, Run& run) {
+    parallel_pieces(cols, 256, run, [&](i64 begin, i64 n) {
+        if (mode == GradMode::WRITE) { std::fill(to + begin, to + begin + n, 0.0f); }
+        for (i64 chunk = 0; chunk < count; chunk++) { add_to(to + begin, partials + chunk * ld + begin, n); }
+    });
+}
+
+// A pointer into memory of type `wire`.
+template <typename F>
+ALWAYS_INLINE void with_type(DType wire, const F& body) {
+    if (wire == DType::BF16) {
+        body(bf16{});
+    } else {
+        body(float{});
+    }
+}
+
+}  // namespace cpu

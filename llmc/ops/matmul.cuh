@@ -1,0 +1,67 @@
+// matmul.cuh: the three products of a linear layer, its bias, and casts. Weights are (OC, K), row-major.
+//
+//   forward  out (N,OC; ld_out)   = alpha * in W^T + bias
+//   dgrad    din (N,K)            = or += alpha * dout W
+//   wgrad    dweight (OC,K; fp32) = or += alpha * dout^T in         dbias (OC; fp32) = or += column sums of dout
+//
+// Sums in fp32, rounded once. A product with nothing to sum over (a rank without vocabulary rows) writes zeros.
+#pragma once
+
+#include "../gemm.h"
+#include "common.cuh"
+
+namespace cpu {
+
+template <typename X>
+void bias_backward(float* dbias, const X* dout, i64 N, i64 OC, GradMode mode, Run& run) {
+    static thread_local Scratch<float> scratch;
+    const RowChunks chunks(N);
+    float* partials = scratch.get(chunks.count * OC);
+    run.parallel(chunks.count, [&](i64 chunk) {
+        float* sum = partials + chunk * OC;
+        std::fill(sum, sum + OC, 0.0f);
+        for (i64 r = chunks[chunk].begin; r < chunks[chunk].end; r++) { add_to(sum, dout + r * OC, OC); }
+    });
+    combine_partials(dbias, partials, chunks.count, OC, OC, mode, run);
+}
+
+template <typename From, typename To>
+void cast(To* to, const From* from, i64 count, Run& run) {
+    parallel_pieces(count, 65536, run, [&](i64 begin, i64 n) {
+        vector_loop(n, [&](i64 i, auto lanes) { store(to + begin + i, load(from + begin + i, lanes), lanes); });
+    });
+}
+
+}  // namespace cpu
+
+template <typename X, typename Y>
+void matmul_forward(Y* out, i64 ld_out, const X* in, const X* weight, const X* bias, i64 N, i64 K, i64 OC, float alpha, Run& run) {
+    const Matrix<X> a{in, K, false}, b{weight, K, true};
+    gemm(out, ld_out, a, b, bias, N, OC, K, alpha, false, run);
+}
+template <typename X, typename Y>
+void matmul_dgrad(Y* din, const X* dout, i64 ld_dout, const X* weight, i64 N, i64 K, i64 OC, float alpha, bool accumulate, Run& run) {
+    const Matrix<X> a{dout, ld_dout, false}, b{weight, K, false};
+    gemm(din, K, a, b, (const X*)nullptr, N, K, OC, alpha, accumulate, run);
+}
+template <typename X>
+void matmul_wgrad(float* dweight, const X* dout, i64 ld_dout, const X* in, i64 N, i64 K, i64 OC, float alpha, GradMode mode, Run& run) {
+    const Matrix<X> a{dout, ld_dout, true}, b{in, K, false};
+    gemm(dweight, K, a, b, (const X*)nullptr, OC, K, N, alpha, mode == GradMode::ADD, run);
+}
+template <typename X>
+void bias_backward(float* dbias, const X* dout, i64 N, i64 OC, GradMode mode, Run& run) {
+    cpu::bias_backward(dbias, dout, N, OC, mode, run);
+}
+template <typename From, typename To>
+void cast(To* to, const From* from, i64 count, Run& run) {
+    cpu::cast(to, from, count, run);
+}
+
+std::string gemm_library() {
+#if defined(DNNL_VERSION_MAJOR)
+    return format("oneDNN %d.%d.%d", DNNL_VERSION_MAJOR, DNNL_VERSION_MINOR, DNNL_VERSION_PATCH);
+#else
+    return "plain loops";
+#endif
+}

@@ -1,0 +1,72 @@
+// rope.cuh: splits the QKV product into heads and rotates queries and keys by position (arXiv 2104.09864, the half-split
+// form of GPT-NeoX and Llama: pairs are (i, i + HS/2)).
+//
+//   qkv (B,S,(NH+2*KVH)*HS) = [q heads | k heads | v heads]
+//   q (B,NH,S,HS),  rows [pos0, pos0+S) of k, v (B,KVH,S_kv,HS):
+//     a' = a cos - b sin,  b' = b cos + a sin,   cos, sin (positions, HS/2) at pos0 + s; v is copied
+//   backward: dqkv from dq, dk, dv at pos0 = 0, the transposed rotation: sin changes sign
+#pragma once
+
+#include "common.cuh"
+
+namespace cpu {
+
+// One head of one row; cos null: a copy. sign is +1 forward, -1 backward.
+template <typename X>
+ALWAYS_INLINE void rotate_head(X* to, const X* from, const float* cos, const float* sin, float sign, i64 HS) {
+    if (!cos) {
+        std::copy(from, from + HS, to);
+        return;
+    }
+    const i64 half = HS / 2;
+    vector_loop(half, [&](i64 i, auto lanes) {
+        const vfloat a = load(from + i, lanes), b = load(from + half + i, lanes), c = load(cos + i, lanes), s = sign * load(sin + i, lanes);
+        store(to + i, a * c - b * s, lanes);
+        store(to + half + i, b * c + a * s, lanes);
+    });
+}
+
+template <typename X>
+void rope_split_forward(X* q, X* k, X* v, const X* qkv, const float* cos, const float* sin, i64 pos0, i64 S_kv, i64 B, i64 S, i64 NH,
+                        i64 KVH, i64 HS, Run& run) {
+    check(!cos || HS % 2 == 0, "rotary positions need an even head size, not %lld", (long long)HS);
+    const i64 width = (NH + 2 * KVH) * HS;
+    parallel_rows(B * S, width, run, [&](i64 n) {
+        const i64 b = n / S, s = n % S, t = pos0 + s;
+        const X* from = qkv + n * width;
+        const float *c = cos ? cos + t * (HS / 2) : nullptr, *sn = cos ? sin + t * (HS / 2) : nullptr;
+        for (i64 h = 0; h < NH; h++, from += HS) { rotate_head(q + ((b * NH + h) * S + s) * HS, from, c, sn, 1.0f, HS); }
+        for (i64 h = 0; h < KVH; h++, from += HS) { rotate_head(k + ((b * KVH + h) * S_kv + t) * HS, from, c, sn, 1.0f, HS); }
+        for (i64 h = 0; h < KVH; h++, from += HS) { std::copy(from, from + HS, v + ((b * KVH + h) * S_kv + t) * HS); }
+    });
+}
+
+template <typename X>
+void rope_split_backward(X* dqkv, const X* dq, const X* dk, const X* dv, const float* cos, const float* sin, i64 B, i64 S, i64 NH, i64 KVH,
+                         i64 HS, Run& run) {
+    const i64 width = (NH + 2 * KVH) * HS;
+    parallel_rows(B * S, width, run, [&](i64 n) {
+        const i64 b = n / S, s = n % S;
+        X* to = dqkv + n * width;
+        const float *c = cos ? cos + s * (HS / 2) : nullptr, *sn = cos ? sin + s * (HS / 2) : nullptr;
+        for (i64 h = 0; h < NH; h++, to += HS) { rotate_head(to, dq + ((b * NH + h) * S + s) * HS, c, sn, -1.0f, HS); }
+        for (i64 h = 0; h < KVH; h++, to += HS) { rotate_head(to, dk + ((b * KVH + h) * S + s) * HS, c, sn, -1.0f, HS); }
+        for (i64 h = 0; h < KVH; h++, to += HS) {
+            const X* from = dv + ((b * KVH + h) * S + s) * HS;
+            std::copy(from, from + HS, to);
+        }
+    });
+}
+
+}  // namespace cpu
+
+template <typename X>
+void rope_split_forward(X* q, X* k, X* v, const X* qkv, const float* cos, const float* sin, i64 pos0, i64 S_kv, i64 B, i64 S, i64 NH,
+                        i64 KVH, i64 HS, Run& run) {
+    cpu::rope_split_forward(q, k, v, qkv, cos, sin, pos0, S_kv, B, S, NH, KVH, HS, run);
+}
+template <typename X>
+void rope_split_backward(X* dqkv, const X* dq, const X* dk, const X* dv, const float* cos, const float* sin, i64 B, i64 S, i64 NH, i64 KVH,
+                         i64 HS, Run& run) {
+    cpu::rope_split_backward(dqkv, dq, dk, dv, cos, sin, B, S, NH, KVH, HS, run);
+}

@@ -1,0 +1,302 @@
+// simd.h: what the CPU loops are made of: vectors of floats in the compiler's own notation, exp, a tile product, scratch.
+//
+// VL floats make one vector; the width follows the target (-march=native). A loop over n elements is written once:
+//
+//   vector_loop(n, [&](i64 i, auto lanes) { store(y + i, exp(load(x + i, lanes)), lanes); });
+//
+// where `lanes` is Full for whole vectors and Part for the last, shorter one. load and store convert bf16 on the way.
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <new>
+#include <type_traits>
+
+#include "device.h"
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define LLMC_MASKED_TAILS 1
+constexpr int VL = 16;
+#elif defined(__AVX__)
+constexpr int VL = 8;
+#else
+constexpr int VL = 4;
+#endif
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+// ---- vectors --------------------------------------------------------------------------------------------------------
+typedef float vfloat __attribute__((vector_size(4 * VL)));
+typedef int32_t vint __attribute__((vector_size(4 * VL)));
+typedef uint32_t vuint __attribute__((vector_size(4 * VL)));
+typedef uint16_t vhalf __attribute__((vector_size(2 * VL)));
+typedef double vdouble __attribute__((vector_size(8 * VL)));
+
+struct Full {
+    static constexpr int count = VL;
+};
+struct Part {
+    int count;
+};
+
+template <typename F>
+ALWAYS_INLINE void vector_loop(i64 n, const F& body) {
+    i64 i = 0;
+    for (; i + VL <= n; i += VL) { body(i, Full{}); }
+    if (i < n) { body(i, Part{(int)(n - i)}); }
+}
+
+ALWAYS_INLINE vfloat splat(float x) { return x - vfloat{}; }  // x - 0 keeps -0, infinities and NaN
+
+ALWAYS_INLINE vfloat load(const float* p, Full = {}) {
+    vfloat v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+ALWAYS_INLINE void store(float* p, vfloat v, Full = {}) { memcpy(p, &v, sizeof v); }
+
+ALWAYS_INLINE vfloat widen(vhalf h) { return (vfloat)(__builtin_convertvector(h, vuint) << 16); }
+ALWAYS_INLINE vhalf narrow_to_nearest(vfloat v) {  // as bf16(float)
+    const vuint u = (vuint)v;
+    const vuint rounded = (u + 0x7FFF + ((u >> 16) & 1)) >> 16;
+    return __builtin_convertvector(v != v ? (u >> 16) | 0x40 : rounded, vhalf);
+}
+ALWAYS_INLINE vfloat load(const bf16* p, Full = {}) {
+    vhalf h;
+    memcpy(&h, p, sizeof h);
+    return widen(h);
+}
+ALWAYS_INLINE void store(bf16* p, vfloat v, Full = {}) {
+    const vhalf h = narrow_to_nearest(v);
+    memcpy(p, &h, sizeof h);
+}
+
+// The lanes a Part does not have read as zero and are not written.
+#ifdef LLMC_MASKED_TAILS
+ALWAYS_INLINE vfloat load(const float* p, Part lanes) { return (vfloat)_mm512_maskz_loadu_ps((1u << lanes.count) - 1, p); }
+ALWAYS_INLINE void store(float* p, vfloat v, Part lanes) { _mm512_mask_storeu_ps(p, (1u << lanes.count) - 1, (__m512)v); }
+ALWAYS_INLINE vfloat load(const bf16* p, Part lanes) { return widen((vhalf)_mm256_maskz_loadu_epi16((1u << lanes.count) - 1, p)); }
+ALWAYS_INLINE void store(bf16* p, vfloat v, Part lanes) {
+    _mm256_mask_storeu_epi16(p, (1u << lanes.count) - 1, (__m256i)narrow_to_nearest(v));
+}
+#else
+template <typename X>
+ALWAYS_INLINE vfloat load(const X* p, Part lanes) {
+    if (lanes.count == VL) { return load(p); }
+    X copy[VL] = {};
+    for (int l = 0; l < lanes.count; l++) { copy[l] = p[l]; }
+    return load(copy);
+}
+template <typename X>
+ALWAYS_INLINE void store(X* p, vfloat v, Part lanes) {
+    if (lanes.count == VL) { return store(p, v); }
+    X copy[VL];
+    store(copy, v);
+    for (int l = 0; l < lanes.count; l++) { p[l] = copy[l]; }
+}
+#endif
+
+// v with the lanes a Part does not have replaced: what a maximum or a sum must not see.
+ALWAYS_INLINE vint lane_numbers() {
+    vint lane;
+    for (int l = 0; l < VL; l++) { lane[l] = l; }
+    return lane;
+}
+ALWAYS_INLINE vfloat pad(vfloat v, float, Full) { return v; }
+ALWAYS_INLINE vfloat pad(vfloat v, float with, Part lanes) { return lane_numbers() < lanes.count ? v : splat(with); }
+
+// What remains of v after a store to X and a load.
+template <typename X>
+ALWAYS_INLINE vfloat rounded(vfloat v) {
+    if constexpr (std::is_same_v<X, bf16>) { v = widen(narrow_to_nearest(v)); }
+    return v;
+}
+
+ALWAYS_INLINE vfloat max(vfloat a, vfloat b) { return a > b ? a : b; }
+ALWAYS_INLINE vfloat sqrt(vfloat v) {
+#ifdef LLMC_MASKED_TAILS
+    return (vfloat)_mm512_maskz_sqrt_ps(0xFFFF, (__m512)v);  // the unmasked one draws a false warning from g++ 12
+#else
+    for (int l = 0; l < VL; l++) { v[l] = sqrtf(v[l]); }
+    return v;
+#endif
+}
+
+// One value from VL lanes, by halves: the order is fixed.
+template <typename V, typename F>
+ALWAYS_INLINE float fold_lanes(V v, const F& combine) {
+#pragma GCC unroll 4
+    for (int half = VL / 2; half > 0; half /= 2) { v = combine(v, __builtin_shuffle(v, lane_numbers() ^ half)); }
+    return v[0];
+}
+ALWAYS_INLINE float sum_lanes(vfloat v) {
+    return fold_lanes(v, [](vfloat a, vfloat b) { return a + b; });
+}
+ALWAYS_INLINE float max_lanes(vfloat v) {
+    return fold_lanes(v, [](vfloat a, vfloat b) { return max(a, b); });
+}
+
+// The square of VL vectors, transposed in registers: log2(VL) rounds, each exchanging blocks half as large.
+ALWAYS_INLINE void transpose(vfloat (&rows)[VL]) {
+#pragma GCC unroll 4
+    for (int block = VL / 2; block > 0; block /= 2) {
+        vint low, high;
+        for (int l = 0; l < VL; l++) {
+            low[l] = l & block ? VL + l - block : l;
+            high[l] = l & block ? VL + l : l + block;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < VL; i++) {
+            if (i & block) { continue; }
+            const vfloat a = rows[i], b = rows[i + block];
+            rows[i] = __builtin_shuffle(a, b, low);
+            rows[i + block] = __builtin_shuffle(a, b, high);
+        }
+    }
+}
+
+// to (cols, rows; ld_to) = the transpose of from (rows, cols; ld_from). Not inlined: it is long, and there are many callers.
+template <typename To, typename From>
+__attribute__((noinline)) void transpose_square(To* to, i64 ld_to, const From* from, i64 ld_from, int rows, int cols) {
+    vfloat square[VL];
+#pragma GCC unroll 16
+    for (int i = 0; i < VL; i++) { square[i] = load(from + std::min(i, rows - 1) * ld_from, Part{cols}); }
+    transpose(square);
+#pragma GCC unroll 16
+    for (int i = 0; i < VL; i++) {
+        if (i < cols) { store(to + i * ld_to, square[i], Part{rows}); }
+    }
+}
+template <typename To, typename From>
+void transpose_block(To* to, i64 ld_to, const From* from, i64 ld_from, i64 rows, i64 cols) {
+    for (i64 r = 0; r < rows; r += VL) {
+        for (i64 c = 0; c < cols; c += VL) {
+            transpose_square(to + c * ld_to + r, ld_to, from + r * ld_from + c, ld_from, (int)std::min<i64>(VL, rows - r),
+                             (int)std::min<i64>(VL, cols - c));
+        }
+    }
+}
+
+// ---- exp ------------------------------------------------------------------------------------------------------------
+// exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln 2 / 2, with Cephes' polynomial for exp(r): below 2 ulp (test_ops).
+// Results that would be subnormal are 0, -inf gives 0, overflow gives inf, NaN stays NaN.
+ALWAYS_INLINE vfloat exp(vfloat x) {
+    constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it leaves round(x) in the low bits of the sum
+    const vfloat shifted = x * 1.44269504088896341f + ROUND;
+    const vfloat n = shifted - ROUND;
+    vfloat r = x - n * 0.693359375f;  // ln 2 in two parts, the first exact in few bits
+    r = r + n * 2.12194440e-4f;
+    vfloat p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + (r + 1.0f);
+    const vfloat y = (vfloat)((vint)p + ((vint)shifted << 23));  // times 2^n, by the exponent's bits
+    const vfloat low = x < -87.3365448f ? vfloat{} : y;
+    return x <= 88.7228394f ? low : x + splat(INFINITY);
+}
+ALWAYS_INLINE vfloat sigmoid(vfloat x) { return 1.0f / (1.0f + exp(-x)); }
+
+// ---- block product --------------------------------------------------------------------------------------------------
+// c (rows, cols; ldc) = or += sum over k < depth of a(r, k) * b[k, :], with a(r, k) = a[r*ar + k*ak], b (depth, cols; ldb).
+// cols is a multiple of VL: whoever packs b pads it. The heart of the matrix product and of attention: a tile of
+// accumulators stays in registers while elements of `a`, in either order, are broadcast against vectors of b.
+struct Strided {
+    const float* data;
+    i64 row, depth;  // strides
+};
+
+constexpr int TILE_ROWS = 6;
+constexpr int TILE_VECTORS = VL == 16 ? 4 : 2;  // 24 accumulators of 32 registers, or 12 of 16
+constexpr int TILE_COLS = TILE_VECTORS * VL;
+
+template <int R, int NV>
+__attribute__((noinline)) void tile_product(float* c, i64 ldc, Strided a, const float* b, i64 ldb, i64 depth, bool accumulate) {
+    vfloat acc[R][NV];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; v++) { acc[r][v] = vfloat{}; }
+    }
+    for (i64 k = 0; k < depth; k++) {
+        vfloat bk[NV];
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; v++) { bk[v] = load(b + k * ldb + v * VL); }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            const vfloat x = splat(a.data[r * a.row + k * a.depth]);
+#pragma GCC unroll 8
+            for (int v = 0; v < NV; v++) { acc[r][v] += x * bk[v]; }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; v++) {
+            float* p = c + r * ldc + v * VL;
+            store(p, accumulate ? load(p) + acc[r][v] : acc[r][v]);
+        }
+    }
+}
+
+template <int NV>
+void panel_product(float* c, i64 ldc, Strided a, const float* b, i64 ldb, i64 rows, i64 depth, bool accumulate) {
+    i64 r = 0;
+    const auto tiles = [&](auto height) {
+        constexpr int R = decltype(height)::value;
+        for (; r + R <= rows; r += R) {
+            tile_product<R, NV>(c + r * ldc, ldc, {a.data + r * a.row, a.row, a.depth}, b, ldb, depth, accumulate);
+        }
+    };
+    tiles(std::integral_constant<int, TILE_ROWS>{});
+    tiles(std::integral_constant<int, 3>{});
+    tiles(std::integral_constant<int, 1>{});
+}
+
+inline void block_product(float* c, i64 ldc, Strided a, const float* b, i64 ldb, i64 rows, i64 cols, i64 depth, bool accumulate) {
+    for (i64 j = 0; j < cols; j += TILE_COLS) {
+        const i64 vectors = std::min<i64>(cols - j, TILE_COLS) / VL;
+        switch (vectors) {
+            case 1:
+                panel_product<1>(c + j, ldc, a, b + j, ldb, rows, depth, accumulate);
+                break;
+            case 2:
+                panel_product<2>(c + j, ldc, a, b + j, ldb, rows, depth, accumulate);
+                break;
+            case 3:
+                panel_product<3>(c + j, ldc, a, b + j, ldb, rows, depth, accumulate);
+                break;
+            default:
+                panel_product<TILE_VECTORS>(c + j, ldc, a, b + j, ldb, rows, depth, accumulate);
+        }
+    }
+}
+
+// ---- scratch --------------------------------------------------------------------------------------------------------
+// A thread's memory for one purpose, kept between calls: thread_local Scratch<float> scratch; float* p = scratch.get(count);
+template <typename X>
+class Scratch {
+public:
+    Scratch() = default;
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    ~Scratch() { release(); }
+
+    X* get(i64 count) {
+        if (count > capacity_) {
+            release();
+            data_ = (X*)operator new(count * sizeof(X), ALIGN);
+            capacity_ = count;
+        }
+        return data_;
+    }
+
+private:
+    static constexpr std::align_val_t ALIGN{64};
+    void release() { operator delete(data_, ALIGN); }
+    X* data_ = nullptr;
+    i64 capacity_ = 0;
+};

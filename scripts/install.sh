@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# scripts/install.sh [build|demo|test|all]   installs from Debian what is missing, and says what and why.
+#
+# What is there already, from wherever, is found by looking for it (a command, a header, a Python module), and then nothing is done:
+# no root, no network. Debian 12 and 13 and their derivatives; on other systems it lists what to install.
+set -euo pipefail
+
+# package           how to see that it is there           why
+BUILD='
+g++                 command g++                           compiles everything (C++20)
+make                command make                          runs the build
+libdnnl-dev         header oneapi/dnnl/dnnl.hpp           oneDNN: matrix products on the CPU
+libopenmpi-dev      command mpicxx                        ranks as processes, also on several machines
+openmpi-bin         command mpirun                        starts them
+libsentencepiece-dev header sentencepiece_trainer.h       tokenizers
+libxxhash-dev       header xxhash.h                       checksums of checkpoints and shards
+nlohmann-json3-dev  header nlohmann/json.hpp              logs, checkpoint indices, Hugging Face files
+libcli11-dev        header CLI/CLI.hpp                    command lines
+libsimdjson-dev     header simdjson.h                     reads JSON Lines in ./tokenize
+libzstd-dev         header zstd.h                         reads .zst in ./tokenize
+zlib1g-dev          header zlib.h                         reads .gz in ./tokenize
+'
+DEMO='
+bible-kjv           command bible                         English text to train on
+python3-matplotlib  python matplotlib                     draws the loss curves
+'
+TEST='
+libgtest-dev        header gtest/gtest.h                  unit tests
+python3-numpy       python numpy                          an independent reference for numbers
+sentencepiece       command spm_encode                    an independent reference for tokenizers
+zstd                command zstd                          packs test files
+procps              command pkill                         finds processes that tests must see end
+'
+
+fail() {
+    printf 'install.sh: %s\n' "$@" >&2
+    exit 1
+}
+
+there() {  # kind name
+    case $1 in
+        command) command -v "$2" > /dev/null ;;
+        header) command -v g++ > /dev/null &&
+            printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$2" | g++ -x c++ -fsyntax-only - 2> /dev/null ;;
+        # Debian's Python: the scripts run with it, whatever other Python comes first in the PATH.
+        python) /usr/bin/python3 -c "import importlib.util as u, sys; sys.exit(u.find_spec('$2') is None)" 2> /dev/null ;;
+    esac
+}
+
+case ${1:-all} in
+    build) wanted=$BUILD ;;
+    demo) wanted=$BUILD$DEMO ;;
+    test) wanted=$BUILD$TEST ;;
+    all) wanted=$BUILD$DEMO$TEST ;;
+    *)
+        printf 'usage: scripts/install.sh [build|demo|test|all]   (all)\n' >&2
+        exit 2
+        ;;
+esac
+
+packages=() reasons=()
+while read -r package kind name why; do
+    [ -n "$package" ] || continue
+    there "$kind" "$name" && continue
+    packages+=("$package")
+    reasons+=("$why")
+done <<< "$wanted"
+if [ ${#packages[@]} -eq 0 ]; then exit 0; fi
+
+list() {
+    for i in "${!packages[@]}"; do printf '  %-22s%s\n' "${packages[i]}" "${reasons[i]}"; done
+}
+
+if ! command -v apt-get > /dev/null; then
+    list >&2
+    fail 'there is no apt-get here: install these (named as in Debian) with your package manager, then run this again.'
+fi
+root=()
+if [ "$(id -u)" -ne 0 ]; then
+    if ! command -v sudo > /dev/null; then
+        list >&2
+        fail 'installing these needs root, and there is no sudo.' "HINT: as root: apt-get install ${packages[*]}"
+    fi
+    root=(sudo)
+    if [ ! -t 0 ]; then root=(sudo -n); fi  # nobody there to type a password: fail at once instead of waiting
+fi
+
+cd "$(dirname "$0")/.."
+mkdir -p out
+log=out/install.log
+apt() {  # output to the log only
+    ${root[@]+"${root[@]}"} env LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@" >> "$log" 2>&1 < /dev/null
+}
+if [ ${#root[@]} -gt 0 ] && ! "${root[@]}" true; then
+    list >&2
+    fail 'installing these needs root, and sudo refuses.' "HINT: as root: apt-get install ${packages[*]}"
+fi
+
+: > "$log"
+apt update || true  # a broken source of something else must not stop this; if ours is broken, the installation says so
+for i in "${!packages[@]}"; do
+    # The name of newer Debian.
+    if [ "${packages[i]}" = libdnnl-dev ] && [ -z "$(apt-cache --names-only search '^libdnnl-dev$' 2> /dev/null)" ]; then packages[i]=libonednn-dev; fi
+done
+printf 'Installing from Debian, with what they need (log: %s):\n' "$log"
+list
+if ! apt install -y --no-install-recommends "${packages[@]}"; then
+    grep -E '^(E|W|Err):?' "$log" | sort -u | tail -n 8 >&2 || tail -n 8 "$log" >&2
+    fail 'apt-get could not install them.' "HINT: is the network up? All of the output is in $PWD/$log"
+fi
+for i in "${!packages[@]}"; do
+    dpkg-query -W -f '${db:Status-Status}' "${packages[i]}" 2> /dev/null | grep -q '^installed$' || fail "${packages[i]} is still missing (log: $PWD/$log)"
+done

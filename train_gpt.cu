@@ -1,0 +1,1038 @@
+// train_gpt.cu: a GPT/Llama trainer with CAAT-Net tensor parallelism, top to bottom.
+//
+//   1. parameters     one table: names, shapes, how T ranks split them
+//   2. activations    what forward keeps for backward, and scratch
+//   3. the model      forward, loss, backward: one op per line, every collective marked with <=>
+//   4. the step       micro-batches, gradient sums, clipping, AdamW
+//   5. generation     the same forward with a KV cache
+//   6. the run        data, validation, checkpoints, logs, signals
+//
+// Ranks: world rank = dp * T + tp. A rank is a thread of this process, or a process under mpirun; this file cannot tell.
+// The mathematics: docs/caat.md. The ops: llmc/ops.h.
+#include "llmc/checkpoint_load.h"
+#include "llmc/checkpoint_save.h"
+#include "llmc/comm.h"
+#include "llmc/dataloader.h"
+#include "llmc/device.h"
+#include "llmc/flags.h"
+#include "llmc/huggingface.h"
+#include "llmc/init.h"
+#include "llmc/launch.h"
+#include "llmc/logger.h"
+#include "llmc/ops.h"
+#include "llmc/sampler.h"
+#include "llmc/schedule.h"
+#include "llmc/tensors.h"
+#include "llmc/tokenizer.h"
+#include "llmc/tp.h"
+#include "llmc/zero.h"
+
+// =====================================================================================================================
+// 1. Parameters
+
+// Everything there is to know about each tensor. Hugging Face names are Llama's and GPT-2's; GPT-2 stores its matrices
+// transposed, and q, k, v in one of them.
+std::vector<TensorSpec> parameter_specs(const ModelConfig& m) {
+    const i64 C = m.channels, A = m.attn_width(), KV = m.kv_heads * m.head_size, F = m.ffn;
+    std::vector<TensorSpec> specs;
+    auto tensor = [&](std::string name, i64 cols, std::vector<HfPart> parts, Split split, Init init, bool decay) {
+        specs.push_back({std::move(name), cols, std::move(parts), split, init, decay, false});
+    };
+    auto matrix = [&](std::string name, i64 cols, std::vector<HfPart> parts, Split split, Init init) { tensor(name, cols, std::move(parts), split, init, true); };
+    auto vector = [&](std::string name, std::vector<HfPart> parts, Split split, Init init) { tensor(name, 0, std::move(parts), split, init, false); };
+    auto whole = [](std::string hf, i64 rows, bool transposed = false) { return std::vector<HfPart>{{hf, rows, 0, rows, transposed}}; };
+
+    if (m.is_llama()) {
+        matrix("embedding", C, whole("model.embed_tokens.weight", m.vocab), Split::VOCAB, Init::NORMAL);
+        if (!m.rotary) { matrix("position", C, whole("model.embed_positions.weight", m.max_positions), Split::NONE, Init::NORMAL); }
+        for (i64 l = 0; l < m.layers; l++) {
+            const std::string our = format("layers.%lld.", (long long)l), hf = "model." + our;
+            vector(our + "norm1", whole(hf + "input_layernorm.weight", C), Split::NONE, Init::ONE);
+            matrix(our + "qkv", C, {{hf + "self_attn.q_proj.weight", A, 0, A, false}, {hf + "self_attn.k_proj.weight", KV, 0, KV, false},
+                                    {hf + "self_attn.v_proj.weight", KV, 0, KV, false}}, Split::ROWS, Init::NORMAL);
+            matrix(our + "attn_out", A, whole(hf + "self_attn.o_proj.weight", C), Split::COLS, Init::NORMAL_RESIDUAL);
+            vector(our + "norm2", whole(hf + "post_attention_layernorm.weight", C), Split::NONE, Init::ONE);
+            matrix(our + "up", C, {{hf + "mlp.gate_proj.weight", F, 0, F, false}, {hf + "mlp.up_proj.weight", F, 0, F, false}}, Split::ROWS, Init::NORMAL);
+            matrix(our + "down", F, whole(hf + "mlp.down_proj.weight", C), Split::COLS, Init::NORMAL_RESIDUAL);
+        }
+        vector("final_norm", whole("model.norm.weight", C), Split::NONE, Init::ONE);
+    } else {
+        matrix("embedding", C, whole("wte.weight", m.vocab), Split::VOCAB, Init::NORMAL);
+        if (!m.rotary) { matrix("position", C, whole("wpe.weight", m.max_positions), Split::NONE, Init::NORMAL); }
+        for (i64 l = 0; l < m.layers; l++) {
+            const std::string our = format("layers.%lld.", (long long)l), hf = format("h.%lld.", (long long)l);
+            auto qkv = [&](const std::string& name) {
+                const i64 rows = m.qkv_rows();
+                return std::vector<HfPart>{{name, A, 0, rows, true}, {name, KV, A, rows, true}, {name, KV, A + KV, rows, true}};
+            };
+            vector(our + "norm1", whole(hf + "ln_1.weight", C), Split::NONE, Init::ONE);
+            vector(our + "norm1_bias", whole(hf + "ln_1.bias", C), Split::NONE, Init::ZERO);
+            matrix(our + "qkv", C, qkv(hf + "attn.c_attn.weight"), Split::ROWS, Init::NORMAL);
+            vector(our + "qkv_bias", qkv(hf + "attn.c_attn.bias"), Split::ROWS, Init::ZERO);
+            matrix(our + "attn_out", A, whole(hf + "attn.c_proj.weight", C, true), Split::COLS, Init::NORMAL_RESIDUAL);
+            vector(our + "attn_out_bias", whole(hf + "attn.c_proj.bias", C), Split::NONE, Init::ZERO);
+            vector(our + "norm2", whole(hf + "ln_2.weight", C), Split::NONE, Init::ONE);
+            vector(our + "norm2_bias", whole(hf + "ln_2.bias", C), Split::NONE, Init::ZERO);
+            matrix(our + "up", C, whole(hf + "mlp.c_fc.weight", F, true), Split::ROWS, Init::NORMAL);
+            vector(our + "up_bias", whole(hf + "mlp.c_fc.bias", F), Split::ROWS, Init::ZERO);
+            matrix(our + "down", F, whole(hf + "mlp.c_proj.weight", C, true), Split::COLS, Init::NORMAL_RESIDUAL);
+            vector(our + "down_bias", whole(hf + "mlp.c_proj.bias", C), Split::NONE, Init::ZERO);
+        }
+        vector("final_norm", whole("ln_f.weight", C), Split::NONE, Init::ONE);
+        vector("final_norm_bias", whole("ln_f.bias", C), Split::NONE, Init::ZERO);
+    }
+    if (!m.tie) { matrix("head", C, whole("lm_head.weight", m.vocab), Split::VOCAB, Init::NORMAL); }
+    for (TensorSpec& spec : specs) { spec.complete_gradient = spec.name == "position"; }
+    return specs;
+}
+
+// One rank's parameters (P = X), or their gradients (P = float), as pointers into one allocation. What a model lacks is null.
+template <typename P>
+struct LayerTensors {
+    P *norm1, *norm1_bias;        // (C)
+    P *qkv, *qkv_bias;            // (QKVr, C), (QKVr): this rank's query heads, then its key heads, then its value heads
+    P *attn_out, *attn_out_bias;  // (C, Ar), (C)
+    P *norm2, *norm2_bias;        // (C)
+    P *up, *up_bias;              // (Ur, C), (Ur): gate and up stacked (Llama), or fc1 (GPT)
+    P *down, *down_bias;          // (C, Fr), (C)
+};
+template <typename P>
+struct ModelTensors {
+    P *embedding, *position;      // (Vr, C), (max_positions, C)
+    std::vector<LayerTensors<P>> layers;
+    P *final_norm, *final_norm_bias;
+    P* head;                      // (Vr, C); the embedding itself where tied
+
+    ModelTensors() = default;
+    ModelTensors(const ParameterTable& table, const ModelConfig& m, P* base) {
+        auto at = [&](const std::string& name) { return table.has(name) ? base + table[name].offset : nullptr; };
+        embedding = at("embedding"), position = at("position");
+        for (i64 l = 0; l < m.layers; l++) {
+            auto in = [&](const char* name) { return at(format("layers.%lld.%s", (long long)l, name)); };
+            layers.push_back({in("norm1"), in("norm1_bias"), in("qkv"), in("qkv_bias"), in("attn_out"), in("attn_out_bias"), in("norm2"), in("norm2_bias"),
+                              in("up"), in("up_bias"), in("down"), in("down_bias")});
+        }
+        final_norm = at("final_norm"), final_norm_bias = at("final_norm_bias");
+        head = m.tie ? embedding : at("head");
+    }
+};
+
+// The sizes that one rank sees.
+struct RankShape {
+    i64 L, C, NHr, KVHr, HS, Ar, QKVr, Fr, Ur;
+    i64 Vr;            // rows this rank owns
+    i64 Vmax;          // rows of the largest shard
+    Range vocab;
+    NormKind norm;
+    RankShape(const ModelConfig& m, int T, int rank)
+        : L(m.layers), C(m.channels), NHr(m.heads / T), KVHr(m.kv_heads / T), HS(m.head_size), Ar(NHr * HS), QKVr((NHr + 2 * KVHr) * HS), Fr(m.ffn / T),
+          Ur(m.up_rows() / T), Vr(vocab_range(m, T, rank).size()), Vmax(vocab_rows_per_rank(m, T)), vocab(vocab_range(m, T, rank)),
+          norm{m.is_llama(), (float)m.norm_eps} {}
+};
+
+// =====================================================================================================================
+// 2. Activations
+
+// What forward leaves for backward, per layer. N = B * S rows.
+template <typename X>
+struct LayerSaved {
+    X *x_in, *x_mid;                        // (N, C) the residual stream before attention, before the MLP
+    float *mean1, *rstd1, *mean2, *rstd2;   // (N)
+    X *n1, *n2;                             // (N, C) normed
+    X *q, *k, *v;                           // (B, NHr, S, HS), (B, KVHr, S_kv, HS) twice; k and v are the cache in generation
+    X* att;                                 // (N, Ar)
+    float* lse;                             // (B, NHr, S)
+    X *up, *h;                              // (N, Ur), (N, Fr)
+};
+
+// The level says what backward computes again from x_in and x_mid. Since both are kept, that needs no collective.
+enum class Keep { ALL, NO_CHEAP, RESIDUAL, NOTHING };  // NO_CHEAP: not n1, n2, h. RESIDUAL: only x_in, x_mid. NOTHING: inference
+
+template <typename X>
+struct Activations {
+    Arena kept{"activations"}, scratch{"scratch"};
+    i64 max_B, max_S, S_kv, chunk;          // chunk: rows of logits at a time
+    Keep keep;
+    std::vector<LayerSaved<X>> layers;
+    X *x_out, *n_out;                       // (N, C)
+    float *mean_out, *rstd_out;             // (N)
+    // scratch
+    LayerSaved<X> shared;                   // where a layer keeps no tensor of its own, all layers use this one
+    RowParallelScratch<X> row;
+    X* qkv;                                 // (N, QKVr), dqkv in backward
+    X* logits;                              // (chunk, Vr), their gradient in place
+    float *stats, *all_stats, *losses, *lse;  // (chunk, 3), (T, chunk, 3), (N), (chunk)
+    float *row_logits, *all_row_logits;     // (Vmax), (T, Vmax)
+    int *tokens, *targets;                  // (N)
+    X *dx, *dn, *datt, *dq, *dk, *dv, *dup, *dh;
+    float* dx32;                            // (N, C) the residual's gradient at the block entry, summed in fp32
+
+    Activations(const RankShape& r, const TensorParallel& tp, i64 B, i64 S, i64 S_kv, Keep keep) : max_B(B), max_S(S), S_kv(S_kv), keep(keep), layers(r.L) {
+        const i64 N = B * S;
+        const bool training = keep != Keep::NOTHING;
+        chunk = std::clamp<i64>((i64)(64 << 20) / (i64)sizeof(X) / std::max<i64>(r.Vmax, 1), 1, N);  // logits of 64 MiB at most
+        auto plan_layer = [&](Arena& arena, LayerSaved<X>& a, bool residual, bool statistics, bool heavy, bool cache, bool cheap) {
+            if (residual) { arena.add(&a.x_in, N * r.C), arena.add(&a.x_mid, N * r.C); }
+            if (statistics) {
+                if (!r.norm.rms) { arena.add(&a.mean1, N), arena.add(&a.mean2, N); }
+                arena.add(&a.rstd1, N), arena.add(&a.rstd2, N);
+            }
+            if (heavy) { arena.add(&a.q, N * r.Ar), arena.add(&a.att, N * r.Ar), arena.add(&a.lse, N * r.NHr), arena.add(&a.up, N * r.Ur); }
+            if (cache) { arena.add(&a.k, B * r.KVHr * S_kv * r.HS), arena.add(&a.v, B * r.KVHr * S_kv * r.HS); }
+            if (cheap) { arena.add(&a.n1, N * r.C), arena.add(&a.n2, N * r.C), arena.add(&a.h, N * r.Fr); }
+        };
+        const bool heavy = keep == Keep::ALL || keep == Keep::NO_CHEAP, cache = heavy || keep == Keep::NOTHING, cheap = keep == Keep::ALL;
+        for (LayerSaved<X>& a : layers) { a = {}, plan_layer(kept, a, training, training, heavy, cache, cheap); }
+        kept.add(&x_out, N * r.C);
+        mean_out = nullptr;
+        if (!r.norm.rms) { kept.add(&mean_out, N); }
+        kept.add(&rstd_out, N);
+
+        shared = {}, plan_layer(scratch, shared, !training, !training, !heavy, !cache, !cheap);
+        row.plan(scratch, tp, N, std::max(r.Ar, r.Fr), training);
+        scratch.add(&n_out, N * r.C), scratch.add(&qkv, N * r.QKVr);
+        scratch.add(&logits, chunk * r.Vr), scratch.add(&stats, chunk * 3), scratch.add(&all_stats, tp.comm.size * chunk * 3);
+        scratch.add(&losses, N), scratch.add(&lse, chunk);
+        scratch.add(&tokens, N), scratch.add(&targets, N);
+        scratch.add(&row_logits, training ? 0 : r.Vmax), scratch.add(&all_row_logits, training ? 0 : tp.comm.size * r.Vmax);
+        if (training) {
+            scratch.add(&dx, N * r.C), scratch.add(&dn, N * r.C), scratch.add(&datt, N * r.Ar), scratch.add(&dup, N * r.Ur), scratch.add(&dh, N * r.Fr);
+            scratch.add(&dq, N * r.Ar), scratch.add(&dk, N * r.KVHr * r.HS), scratch.add(&dv, N * r.KVHr * r.HS);
+            scratch.add(&dx32, dtype_of<X> == DType::FP32 ? 0 : N * r.C);
+        }
+    }
+    void allocate() {
+        kept.allocate(), scratch.allocate();
+        for (LayerSaved<X>& a : layers) {
+            auto share = [](auto*& own, auto* common) {
+                if (!own) { own = common; }
+            };
+            share(a.x_in, shared.x_in), share(a.x_mid, shared.x_mid), share(a.mean1, shared.mean1), share(a.rstd1, shared.rstd1);
+            share(a.mean2, shared.mean2), share(a.rstd2, shared.rstd2), share(a.n1, shared.n1), share(a.n2, shared.n2), share(a.q, shared.q);
+            share(a.k, shared.k), share(a.v, shared.v), share(a.att, shared.att), share(a.lse, shared.lse), share(a.up, shared.up), share(a.h, shared.h);
+        }
+    }
+};
+
+// =====================================================================================================================
+// 3. The model
+
+template <typename X>
+struct Model {
+    const ModelConfig config;
+    TensorParallel tp;
+    Run& run;
+    const RankShape r;
+    const ParameterTable table;
+    Arena parameters{"parameters"}, gradients{"gradients"}, rope{"rope table"};
+    X* params;
+    float* grads;                     // null outside training
+    ModelTensors<X> w;
+    ModelTensors<float> g;
+    i64 positions;                    // rows of the rope table
+    float *rope_cos, *rope_sin;       // (positions, HS/2); null with learned positions
+
+    Model(const ModelConfig& config, const TensorParallel& tp, i64 positions, bool training, Run& run)
+        : config(config), tp(tp), run(run), r(config, tp.comm.size, tp.comm.rank), table(config, parameter_specs(config), tp.comm.size, tp.comm.rank), grads(nullptr),
+          positions(positions), rope_cos(nullptr), rope_sin(nullptr) {
+        parameters.add(&params, table.count());
+        gradients.add(&grads, training ? table.count() : 0);
+        if (config.rotary) { rope.add(&rope_cos, positions * (r.HS / 2)), rope.add(&rope_sin, positions * (r.HS / 2)); }
+    }
+    void allocate() {
+        parameters.allocate(), gradients.allocate(), rope.allocate();
+        w = ModelTensors<X>(table, config, params);
+        if (grads) { g = ModelTensors<float>(table, config, grads); }
+        if (config.rotary) { fill_rope_table(); }
+    }
+
+    void forward(Activations<X>& s, i64 B, i64 S, i64 pos0);
+    double head_loss(Activations<X>& s, i64 N, float scale, GradMode mode, bool want_gradient);
+    void backward(Activations<X>& s, i64 B, i64 S, GradMode mode);
+
+private:
+    void attention_half(Activations<X>& s, i64 l, i64 B, i64 S, i64 pos0);
+    void mlp_half(Activations<X>& s, i64 l, i64 N);
+    void recompute_attention(Activations<X>& s, i64 l, i64 B, i64 S);
+    void recompute_mlp(Activations<X>& s, i64 l, i64 N);
+    void fill_rope_table();
+};
+
+// Angles position * base^(-2i/HS), in double on the host.
+template <typename X>
+void Model<X>::fill_rope_table() {
+    const i64 half = r.HS / 2;
+    std::vector<float> cosines(positions * half), sines(positions * half);
+    for (i64 t = 0; t < positions; t++) {
+        for (i64 i = 0; i < half; i++) {
+            const double angle = (double)t * std::pow(config.rope_base, -2.0 * (double)i / (double)r.HS);
+            cosines[t * half + i] = (float)std::cos(angle), sines[t * half + i] = (float)std::sin(angle);
+        }
+    }
+    copy_to_device(rope_cos, cosines.data(), positions * half, run);
+    copy_to_device(rope_sin, sines.data(), positions * half, run);
+}
+
+// From n1 to att: this rank's heads only, no communication.
+template <typename X>
+void Model<X>::attention_half(Activations<X>& s, i64 l, i64 B, i64 S, i64 pos0) {
+    const LayerSaved<X>& a = s.layers[l];
+    const LayerTensors<X>& p = w.layers[l];
+    matmul_forward(s.qkv, r.QKVr, a.n1, p.qkv, p.qkv_bias, B * S, r.C, r.QKVr, 1.0f, run);
+    rope_split_forward(a.q, a.k, a.v, s.qkv, rope_cos, rope_sin, pos0, s.S_kv, B, S, r.NHr, r.KVHr, r.HS, run);
+    attention_forward(a.att, a.lse, a.q, a.k, a.v, pos0, s.S_kv, B, S, r.NHr, r.KVHr, r.HS, run);
+}
+
+// From n2 to h: this rank's FFN channels only, no communication.
+template <typename X>
+void Model<X>::mlp_half(Activations<X>& s, i64 l, i64 N) {
+    const LayerSaved<X>& a = s.layers[l];
+    const LayerTensors<X>& p = w.layers[l];
+    matmul_forward(a.up, r.Ur, a.n2, p.up, p.up_bias, N, r.C, r.Ur, 1.0f, run);
+    if (config.is_llama()) { swiglu_forward(a.h, a.up, N, r.Fr, run); }
+    else { gelu_forward(a.h, a.up, N, r.Fr, run); }
+}
+
+// tokens (B, S) at positions pos0.. -> n_out (N, C), this rank's normed residual stream. Everything is N = B*S rows.
+template <typename X>
+void Model<X>::forward(Activations<X>& s, i64 B, i64 S, i64 pos0) {
+    const i64 N = B * S, C = r.C, L = r.L;
+    embedding_forward(s.layers[0].x_in, s.tokens, w.embedding, w.position, r.vocab, B, S, C, pos0, run);
+    tp.comm.all_reduce(s.layers[0].x_in, N * C, dtype_of<X>, Traffic::EMBEDDING);                             // <=> all channels, once
+
+    for (i64 l = 0; l < L; l++) {
+        const LayerSaved<X>& a = s.layers[l];
+        const LayerTensors<X>& p = w.layers[l];
+        if (l == 0) { residual_norm_forward((X*)nullptr, a.n1, a.mean1, a.rstd1, a.x_in, (Blocks<X>*)nullptr, (X*)nullptr, p.norm1, p.norm1_bias, r.norm, N, C, run); }
+        else { residual_norm_forward(a.x_in, a.n1, a.mean1, a.rstd1, s.layers[l - 1].x_mid, &s.row.out, w.layers[l - 1].down_bias, p.norm1, p.norm1_bias, r.norm, N, C, run); }
+        attention_half(s, l, B, S, pos0);
+        tp.comm.wait(row_parallel_forward(s.row, a.att, p.attn_out, N, r.Ar, tp, run));                       // <=> partial channel reduce 1
+        residual_norm_forward(a.x_mid, a.n2, a.mean2, a.rstd2, a.x_in, &s.row.out, p.attn_out_bias, p.norm2, p.norm2_bias, r.norm, N, C, run);
+        mlp_half(s, l, N);
+        tp.comm.wait(row_parallel_forward(s.row, a.h, p.down, N, r.Fr, tp, run));                             // <=> partial channel reduce 2
+    }
+    residual_norm_forward(s.x_out, s.n_out, s.mean_out, s.rstd_out, s.layers[L - 1].x_mid, &s.row.out, w.layers[L - 1].down_bias, w.final_norm, w.final_norm_bias,
+                          r.norm, N, C, run);
+}
+
+// The LM head and the loss, some rows at a time, so that the logits never exist as a whole. Each rank scores its own
+// vocabulary shard from its own residual stream; one softmax runs over all shards. Returns the sum of the N losses. With
+// gradients: dn = scale * d loss / d n_out, and the head's gradient.
+template <typename X>
+double Model<X>::head_loss(Activations<X>& s, i64 N, float scale, GradMode mode, bool want_gradient) {
+    const int T = tp.comm.size;
+    for (i64 at = 0; at < N; at += s.chunk) {
+        const i64 n = std::min(s.chunk, N - at);
+        const X* x = s.n_out + at * r.C;
+        const int* targets = s.targets + at;
+        matmul_forward(s.logits, r.Vr, x, w.head, (const X*)nullptr, n, r.C, r.Vr, 1.0f, run);
+        classifier_stats(s.stats, s.logits, targets, r.vocab, n, run);
+        tp.comm.all_gather(s.stats, s.all_stats, n * 3 * (i64)sizeof(float), Traffic::LOSS);                  // <=> three numbers a token
+        classifier_loss(s.losses + at, s.lse, s.all_stats, targets, T, n, run);
+        if (!want_gradient) { continue; }
+        classifier_backward(s.logits, s.lse, targets, r.vocab, scale, n, run);
+        matmul_dgrad(s.dn + at * r.C, s.logits, r.Vr, w.head, n, r.C, r.Vr, 1.0f, false, run);
+        matmul_wgrad(g.head, s.logits, r.Vr, x, n, r.C, r.Vr, 1.0f, at == 0 ? mode : GradMode::ADD, run);
+    }
+    std::vector<float> losses(N);
+    copy_to_host(losses.data(), s.losses, N, run);
+    return std::accumulate(losses.begin(), losses.end(), 0.0);
+}
+
+template <typename X>
+void Model<X>::recompute_attention(Activations<X>& s, i64 l, i64 B, i64 S) {
+    const LayerSaved<X>& a = s.layers[l];
+    if (s.keep == Keep::ALL) { return; }
+    norm_apply(a.n1, a.x_in, a.mean1, a.rstd1, w.layers[l].norm1, w.layers[l].norm1_bias, r.norm, B * S, r.C, run);
+    if (s.keep == Keep::RESIDUAL) { attention_half(s, l, B, S, 0); }
+}
+template <typename X>
+void Model<X>::recompute_mlp(Activations<X>& s, i64 l, i64 N) {
+    const LayerSaved<X>& a = s.layers[l];
+    if (s.keep == Keep::ALL) { return; }
+    norm_apply(a.n2, a.x_mid, a.mean2, a.rstd2, w.layers[l].norm2, w.layers[l].norm2_bias, r.norm, N, r.C, run);
+    if (s.keep == Keep::RESIDUAL) { mlp_half(s, l, N); }
+    else if (config.is_llama()) { swiglu_forward(a.h, a.up, N, r.Fr, run); }
+    else { gelu_forward(a.h, a.up, N, r.Fr, run); }
+}
+
+// The true gradient of the one loss, every rank with its own residual stream. dx is this rank's gradient of its stream; it
+// is never summed on the way down, only its shared channels are, on their way into a row-parallel product. While that sum
+// travels, the products that do not need it run: the weight gradients held back from the column-parallel products just
+// passed, what is recomputed, and the private channels' products.
+template <typename X>
+void Model<X>::backward(Activations<X>& s, i64 B, i64 S, GradMode mode) {
+    const i64 N = B * S, C = r.C, L = r.L;
+    Blocks<X>& send = s.row.out;                                       // norm_backward leaves dx's shared channels here
+    const i64 Ck = tp.comm.size > 1 ? tp.Ck : 0;
+    X* const dqkv = s.qkv;
+    norm_backward(s.dx, false, send.shared, send.ld_shared, send.wire, Ck, g.final_norm, g.final_norm_bias, s.dn, s.x_out, s.mean_out, s.rstd_out, w.final_norm,
+                  r.norm, mode, N, C, run);
+
+    for (i64 l = L - 1; l >= 0; l--) {
+        const LayerSaved<X>& a = s.layers[l];
+        const LayerTensors<X>& p = w.layers[l];
+        const LayerTensors<float>& d = g.layers[l];
+        // the MLP
+        Comm::Ticket ticket = start_partial_reduce(send, N, tp);                                              // <=> partial channel reduce 3
+        if (l + 1 < L) { matmul_wgrad(g.layers[l + 1].qkv, dqkv, r.QKVr, s.layers[l + 1].n1, N, C, r.QKVr, 1.0f, mode, run); }
+        if (d.down_bias) { bias_backward(d.down_bias, s.dx, N, C, mode, run); }
+        recompute_mlp(s, l, N);
+        row_parallel_backward(s.dh, d.down, s.dx, s.row, ticket, a.h, p.down, mode, N, r.Fr, tp, run);
+        if (config.is_llama()) { swiglu_backward(s.dup, s.dh, a.up, N, r.Fr, run); }
+        else { gelu_backward(s.dup, s.dh, a.up, N, r.Fr, run); }
+        matmul_dgrad(s.dn, s.dup, r.Ur, p.up, N, C, r.Ur, 1.0f, false, run);
+        norm_backward(s.dx, true, send.shared, send.ld_shared, send.wire, Ck, d.norm2, d.norm2_bias, s.dn, a.x_mid, a.mean2, a.rstd2, p.norm2, r.norm, mode, N, C, run);
+        // attention
+        ticket = start_partial_reduce(send, N, tp);                                                           // <=> partial channel reduce 4
+        matmul_wgrad(d.up, s.dup, r.Ur, a.n2, N, C, r.Ur, 1.0f, mode, run);
+        if (d.up_bias) { bias_backward(d.up_bias, s.dup, N, r.Ur, mode, run); }
+        if (d.attn_out_bias) { bias_backward(d.attn_out_bias, s.dx, N, C, mode, run); }
+        recompute_attention(s, l, B, S);
+        row_parallel_backward(s.datt, d.attn_out, s.dx, s.row, ticket, a.att, p.attn_out, mode, N, r.Ar, tp, run);
+        attention_backward(s.dq, s.dk, s.dv, s.datt, a.att, a.lse, a.q, a.k, a.v, B, S, r.NHr, r.KVHr, r.HS, run);
+        rope_split_backward(dqkv, s.dq, s.dk, s.dv, rope_cos, rope_sin, B, S, r.NHr, r.KVHr, r.HS, run);
+        matmul_dgrad(s.dn, dqkv, r.QKVr, p.qkv, N, C, r.QKVr, 1.0f, false, run);
+        if (d.qkv_bias) { bias_backward(d.qkv_bias, dqkv, N, r.QKVr, mode, run); }
+        norm_backward(s.dx, true, send.shared, send.ld_shared, send.wire, Ck, d.norm1, d.norm1_bias, s.dn, a.x_in, a.mean1, a.rstd1, p.norm1, r.norm, mode, N, C, run);
+    }
+
+    float* dx32;
+    if constexpr (std::is_same_v<X, float>) { dx32 = s.dx; }
+    else { dx32 = s.dx32, cast(dx32, s.dx, N * C, run); }
+    const Comm::Ticket ticket = tp.comm.start_all_reduce(dx32, N * C, DType::FP32, Traffic::EMBEDDING);      // <=> all channels, once
+    matmul_wgrad(g.layers[0].qkv, dqkv, r.QKVr, s.layers[0].n1, N, C, r.QKVr, 1.0f, mode, run);
+    tp.comm.wait(ticket);
+    embedding_backward(g.embedding, dx32, s.tokens, r.vocab, N, C, config.tie ? GradMode::ADD : mode, run);
+    if (g.position) { position_backward(g.position, dx32, B, S, C, config.max_positions, mode, run); }
+}
+
+// =====================================================================================================================
+// 4. The step
+
+TensorParallel make_tensor_parallel(const Options& o, Ranks& ranks) {
+    const int T = ranks.tp->size;
+    const i64 C = o.shape.channels;
+    const bool bf16_wire = o.reduce_dtype == "bf16" || (o.reduce_dtype == "auto" && o.dtype == "bf16");
+    return {*ranks.tp, C, T == 1 ? C : shared_channels(C, o.sync_factor), o.private_scale == "forward" ? (float)std::sqrt((double)T) : 1.0f,
+            bf16_wire && T > 1 ? DType::BF16 : T > 1 ? DType::FP32 : o.dtype == "bf16" ? DType::BF16 : DType::FP32};
+}
+
+// Puts one tensor's values (host, this rank's share) into the parameters.
+using TensorSource = std::function<void(const Tensor&, float* values)>;
+
+template <typename X>
+void load_parameters(Model<X>& model, const TensorSource& source, const std::function<void(const Tensor&, const float*)>& also) {
+    std::vector<float> values;
+    std::vector<X> rounded;
+    for (const Tensor& t : model.table.tensors()) {
+        values.resize(t.count()), rounded.resize(t.count());
+        source(t, values.data());
+        std::copy(values.begin(), values.end(), rounded.begin());
+        copy_to_device(model.params + t.offset, rounded.data(), t.count(), model.run);
+        also(t, values.data());
+    }
+}
+
+// Where new weights come from: drawn, or imported. --private-scale init puts the factor sqrt(T) into the private rows of the
+// row-parallel weights here, once, instead of into every pass.
+TensorSource new_weights(const Options& o, const TensorParallel& tp, const HfWeights* imported) {
+    return [&o, &tp, imported](const Tensor& t, float* values) {
+        if (imported) { imported->read(t, values); }
+        else { init_tensor(t, o.shape, o.seed, values); }
+        if (o.private_scale == "init" && t.spec.split == Split::COLS) {
+            const float scale = (float)std::sqrt((double)tp.comm.size);
+            for (i64 i = tp.Ck * t.cols; i < t.count(); i++) { values[i] *= scale; }
+        }
+    };
+}
+
+struct StepResult {
+    double loss, grad_norm;
+    bool skipped;
+};
+
+template <typename X>
+struct Trainer {
+    const Options& o;
+    Ranks& ranks;
+    Run& run;
+    Model<X> model;
+    Activations<X> acts;
+    Optimizer<X> optimizer;
+    Arena state{"optimiser"};
+    SpikeFilter loss_filter, norm_filter;
+
+    // Without training there are no gradients, no optimiser state, and nothing is kept for backward.
+    Trainer(const Options& o, Ranks& ranks, Run& run, bool training)
+        : o(o), ranks(ranks), run(run), model(o.shape, make_tensor_parallel(o, ranks), o.seq, training, run),
+          acts(model.r, model.tp, o.micro_batch, o.seq, o.seq, training ? (Keep)o.recompute : Keep::NOTHING), optimizer(model.table, ranks, o.zero == 1) {
+        if (training) { optimizer.plan(state); }
+    }
+    std::vector<const Arena*> families() const { return {&model.parameters, &model.gradients, &state, &acts.kept, &acts.scratch, &model.rope}; }
+    void allocate() {
+        model.allocate(), acts.allocate(), state.allocate();
+        optimizer.bind(model.params, model.grads);
+    }
+
+    // Fills the parameters, and the master weights of what this rank owns, from the source's fp32 values.
+    void load(const TensorSource& source) {
+        load_parameters<X>(model, source, [&](const Tensor& t, const float* values) {
+            if (dtype_of<X> == DType::FP32) { return; }
+            for (const auto& owned : optimizer.owned()) {
+                const i64 begin = std::max(owned.range.begin, t.offset), end = std::min(owned.range.end, t.offset + t.count());
+                if (begin < end) { copy_to_device(optimizer.master(owned) + (begin - owned.range.begin), values + (begin - t.offset), end - begin, run); }
+            }
+        });
+    }
+
+    // Windows of S+1 tokens to inputs and targets. Past `valid` windows: padding that has no loss.
+    void upload(const int32_t* windows, i64 B, i64 valid) {
+        const i64 S = o.seq;
+        std::vector<int> tokens(B * S), targets(B * S);
+        for (i64 b = 0; b < B; b++) {
+            for (i64 s = 0; s < S; s++) {
+                tokens[b * S + s] = b < valid ? windows[b * (S + 1) + s] : 0;
+                targets[b * S + s] = b < valid ? windows[b * (S + 1) + s + 1] : -1;
+            }
+        }
+        copy_to_device(acts.tokens, tokens.data(), B * S, run);
+        copy_to_device(acts.targets, targets.data(), B * S, run);
+    }
+
+    // This rank's windows of step t's global batch -> one update of the weights, the same on every rank.
+    StepResult step(const int32_t* windows, i64 t) {
+        const i64 B = o.micro_batch, S = o.seq, D = ranks.dp->size, micro_batches = o.global_batch / D / B;
+        const float scale = (float)(1.0 / (double)(o.global_batch * S));
+        double local_loss = 0;
+        for (i64 m = 0; m < micro_batches; m++) {
+            const GradMode mode = m == 0 ? GradMode::WRITE : GradMode::ADD;
+            upload(windows + m * B * (S + 1), B, B);
+            model.forward(acts, B, S, 0);
+            local_loss += model.head_loss(acts, B * S, scale, mode, true);
+            model.backward(acts, B, S, mode);
+        }
+        StepResult result{sum_over_dp(local_loss) / (double)(o.global_batch * S), 0, false};
+        optimizer.reduce_gradients();                                                                         // <=> DP sum, TP sum of replicated tensors
+        result.grad_norm = optimizer.gradient_norm(run);                                                      // <=> two numbers
+        check(std::isfinite(result.loss) && std::isfinite(result.grad_norm),
+              "step %lld: the loss is %g and the gradient norm %g; stopped before the weights changed\nHINT: lower --lr, raise --warmup, or --skip-spikes; "
+              "the last checkpoint is intact", (long long)t, result.loss, result.grad_norm);
+        if (o.skip_spikes > 0 && (loss_filter.deviations(result.loss) > o.skip_spikes || norm_filter.deviations(result.grad_norm) > o.skip_spikes)) {
+            result.skipped = true;
+            return result;
+        }
+        loss_filter.add(result.loss), norm_filter.add(result.grad_norm);
+        AdamW hyper;
+        hyper.lr = (float)learning_rate(o, t), hyper.beta1 = (float)o.beta1, hyper.beta2 = (float)o.beta2, hyper.eps = (float)o.eps;
+        hyper.weight_decay = (float)o.weight_decay;
+        hyper.correction1 = (float)(1.0 - std::pow(o.beta1, (double)t)), hyper.correction2 = (float)(1.0 - std::pow(o.beta2, (double)t));
+        hyper.grad_scale = o.clip > 0 ? (float)std::min(1.0, o.clip / (result.grad_norm + 1e-6)) : 1.0f;
+        optimizer.update(hyper, run);                                                                         // <=> ZeRO-1: new parameters
+        return result;
+    }
+
+    // The mean loss over the first windows of a set, in order; all of them where batches is 0.
+    double validate(const DataLoader& set, i64 batches) {
+        const i64 B = o.micro_batch, S = o.seq, D = ranks.dp->size;
+        const i64 windows = batches > 0 ? std::min(set.windows(), batches * B * D) : set.windows();
+        std::vector<int32_t> batch(B * (S + 1));
+        double loss = 0;
+        for (i64 at = 0; at < windows; at += B * D) {
+            const i64 first = at + ranks.dp->rank * B, valid = std::clamp<i64>(windows - first, 0, B);
+            for (i64 b = 0; b < valid; b++) { set.read_sequential(first + b, batch.data() + b * (S + 1)); }
+            upload(batch.data(), B, valid);
+            model.forward(acts, B, S, 0);
+            loss += model.head_loss(acts, B * S, 0, GradMode::WRITE, false);
+        }
+        return sum_over_dp(loss) / (double)(windows * S);
+    }
+
+    double sum_over_dp(double mine) {
+        std::vector<double> all(ranks.dp->size);
+        ranks.dp->all_gather(&mine, all.data(), sizeof(double), Traffic::OTHER);
+        return std::accumulate(all.begin(), all.end(), 0.0);
+    }
+
+    json insight();
+};
+
+// What the last micro-batch and its step left: per layer the norm of the gradients, and how far the ranks' private channels
+// have come apart, sqrt(sum over ranks of |x_r - mean|^2 / sum over ranks of |x_r|^2), at the layer's output.
+template <typename X>
+json Trainer<X>::insight() {
+    const i64 L = model.r.L, N = o.micro_batch * o.seq, C = model.r.C;
+    const int T = ranks.tp->size;
+    std::vector<double> mine(3 * L), all(3 * L * ranks.world->size), total(3 * L);
+    for (const Tensor& t : model.table.tensors()) {
+        i64 layer = -1;
+        if (sscanf(t.spec.name.c_str(), "layers.%" SCNd64 ".", &layer) != 1) { continue; }
+        const bool counted = t.spec.split != Split::NONE || ranks.tp->rank == 0;  // replicated tensors once
+        for (const auto& owned : optimizer.owned()) {
+            const i64 begin = std::max(owned.range.begin, t.offset), end = std::min(owned.range.end, t.offset + t.count());
+            if (begin < end && counted && (o.zero == 1 || ranks.dp->rank == 0)) { mine[layer] += sum_of_squares(model.grads + begin, end - begin, run); }
+        }
+    }
+    if (T > 1 && model.tp.private_channels() > 0) {
+        Arena arena("insight");
+        float* sum;
+        arena.add(&sum, N * C);
+        arena.allocate();
+        std::vector<X> x(N * C);
+        std::vector<float> s(N * C);
+        for (i64 l = 0; l < L; l++) {
+            const X* out = l + 1 < L ? acts.layers[l + 1].x_in : acts.x_out;
+            cast(sum, out, N * C, run);
+            ranks.tp->all_reduce(sum, N * C, DType::FP32, Traffic::OTHER);
+            copy_to_host(x.data(), out, N * C, run), copy_to_host(s.data(), sum, N * C, run);
+            for (i64 i = 0; i < N * C; i++) {
+                if (i % C < model.tp.Ck) { continue; }
+                const double value = (float)x[i], away = value - (double)s[i] / T;
+                mine[L + l] += away * away, mine[2 * L + l] += value * value;
+            }
+        }
+    }
+    ranks.world->all_gather(mine.data(), all.data(), 3 * L * (i64)sizeof(double), Traffic::OTHER);
+    for (size_t i = 0; i < all.size(); i++) { total[i % (3 * L)] += all[i]; }
+    json norms = json::array(), divergence = json::array();
+    for (i64 l = 0; l < L; l++) {
+        norms.push_back(std::sqrt(total[l]));
+        divergence.push_back(total[2 * L + l] > 0 ? std::sqrt(total[L + l] / total[2 * L + l]) : 0.0);
+    }
+    return {{"layer_grad_norm", norms}, {"layer_private_divergence", divergence}};
+}
+
+// =====================================================================================================================
+// 5. Generation
+
+// Feeds tokens through the model with a KV cache and returns the logits of the last one, the same on every rank.
+template <typename X>
+struct Generator {
+    static constexpr i64 PREFILL = 256;  // prompt tokens at a time
+    Model<X>& model;
+    const i64 context;
+    Activations<X> acts;
+
+    Generator(Model<X>& model, i64 context)
+        : model(model), context(context), acts(model.r, model.tp, 1, std::min(context, PREFILL), context, Keep::NOTHING) { acts.allocate(); }
+
+    std::vector<float> logits(const std::vector<int>& tokens, i64 pos0) {
+        const RankShape& r = model.r;
+        const int T = model.tp.comm.size;
+        i64 n = 0;
+        for (i64 at = 0; at < (i64)tokens.size(); at += n) {
+            n = std::min((i64)tokens.size() - at, acts.max_S);
+            copy_to_device(acts.tokens, tokens.data() + at, n, model.run);
+            model.forward(acts, 1, n, pos0 + at);
+        }
+        matmul_forward(acts.row_logits, r.Vr, acts.n_out + (n - 1) * r.C, model.w.head, (const X*)nullptr, 1, r.C, r.Vr, 1.0f, model.run);
+        model.tp.comm.all_gather(acts.row_logits, acts.all_row_logits, r.Vmax * (i64)sizeof(float), Traffic::LOSS);   // <=> every shard's logits
+        std::vector<float> gathered(T * r.Vmax), all;
+        copy_to_host(gathered.data(), acts.all_row_logits, T * r.Vmax, model.run);
+        for (int t = 0; t < T; t++) {
+            const i64 rows = vocab_range(model.config, T, t).size();
+            all.insert(all.end(), gathered.begin() + t * r.Vmax, gathered.begin() + t * r.Vmax + rows);
+        }
+        return all;
+    }
+
+    // Calls emit(token) for each new token; ends after `count`, at a token in `stop` (not emitted), or where the context is full.
+    i64 generate(std::vector<int> prompt, i64 count, Sampler& sampler, const std::vector<int>& stop, const std::function<void(int)>& emit) {
+        check((i64)prompt.size() <= context, "the prompt has %zu tokens, but the model's context is %lld\nHINT: shorten the prompt", prompt.size(), (long long)context);
+        i64 at = 0, made = 0;
+        while (made < count) {
+            const std::vector<float> l = logits(prompt, at);
+            at += (i64)prompt.size();
+            const int token = sampler.sample(l.data(), (i64)l.size());
+            if (std::find(stop.begin(), stop.end(), token) != stop.end()) { break; }
+            emit(token);
+            made++;
+            if (at == context) { break; }
+            prompt = {token};
+        }
+        return made;
+    }
+};
+
+// How text becomes tokens for a model: the tokenizer, and the rule of the shards it was trained on.
+struct TextRule {
+    std::unique_ptr<Tokenizer> tokenizer;
+    bool bos = false;   // documents began with BOS
+
+    TextRule(const std::string& file, const json& tokens, i64 vocab) : tokenizer(load_tokenizer(file)) {
+        check(tokenizer->vocab_size() <= vocab, "--tokenizer '%s' has %lld ids, but the model knows %lld\nHINT: pass the tokenizer that made the training shards",
+              file.c_str(), (long long)tokenizer->vocab_size(), (long long)vocab);
+        if (tokens.is_object()) {
+            bos = tokens.at("bos").get<bool>();
+            const std::string hash = tokens.at("tokenizer_hash");
+            if (hash != tokenizer->hash) { usage_error("--tokenizer '%s' is not the one that made the training shards (XXH3 %s, wanted %s)", file.c_str(), tokenizer->hash.c_str(), hash.c_str()); }
+        } else {
+            bos = tokenizer->bos_id >= 0;  // imported: Llama's habit
+        }
+    }
+    // An empty prompt still needs a token to start from: BOS, or the EOS that ended the document before.
+    std::vector<int> encode(const std::string& text) const {
+        std::vector<int> ids = tokenizer->encode(text);
+        if (bos && tokenizer->bos_id >= 0) { ids.insert(ids.begin(), tokenizer->bos_id); }
+        if (ids.empty()) { ids.push_back(tokenizer->eos_id >= 0 ? tokenizer->eos_id : tokenizer->bos_id); }
+        if (ids[0] < 0) { usage_error("--prompt is empty, and the tokenizer has neither BOS nor EOS to start from"); }
+        return ids;
+    }
+    std::vector<int> stop_tokens(bool ignore_eos) const {
+        std::vector<int> stop;
+        for (int id : {tokenizer->eos_id, tokenizer->bos_id}) {
+            if (!ignore_eos && id >= 0) { stop.push_back(id); }
+        }
+        return stop;
+    }
+};
+
+// =====================================================================================================================
+// 6. The run
+
+struct Volume {
+    double here, plain;  // bytes a rank sends per step for the partial channel reduces, at this p and at p = 1
+};
+Volume wire_volume(const Options& o, const TensorParallel& tp, i64 D) {
+    const double T = tp.comm.size, rows = (double)o.global_batch / (double)D * (double)o.seq;
+    const double per_channel = 4.0 * (double)o.shape.layers * rows * (double)dtype_bytes(tp.wire) * 2.0 * (T - 1) / T;
+    return {per_channel * (double)tp.Ck, per_channel * (double)tp.C};
+}
+
+// The box that every run begins with. Parameters in all count each tensor once, whatever the ranks.
+template <typename X>
+json print_header(const Options& o, Trainer<X>& trainer, Ranks& ranks, Logger& log, const DataLoader* train, const DataLoader* val) {
+    const ModelConfig& m = o.shape;
+    const int T = ranks.tp->size, D = ranks.dp->size;
+    i64 all = 0, here = 0, decayed = 0;
+    for (const TensorSpec& spec : parameter_specs(m)) {
+        i64 rows = 0;
+        for (const HfPart& part : spec.parts) { rows += part.rows; }
+        all += rows * std::max<i64>(spec.cols, 1);
+        decayed += spec.decay ? rows * std::max<i64>(spec.cols, 1) : 0;
+    }
+    for (const Tensor& t : trainer.model.table.tensors()) { here += t.count(); }
+    const Volume volume = wire_volume(o, trainer.model.tp, D);
+    i64 bytes = 0;
+    std::string memory;
+    json families = json::object();
+    for (const Arena* arena : trainer.families()) {
+        bytes += arena->bytes();
+        families[arena->name()] = arena->bytes();
+        memory += format("%s%s %.3f", memory.empty() ? "" : ", ", arena->name().c_str(), arena->bytes() / 1073741824.0);
+    }
+    auto row = [&](const char* key, const std::string& text) { log.line("| %-11s| %s", key, text.c_str()); };
+    const std::string rule = "+" + std::string(12, '-') + "+" + std::string(96, '-');
+    log.line("%s", rule.c_str());
+    row("model", format("%s: %s, %lld layers, C %lld, %lld heads of %lld (%lld KV), FFN %lld, V %lld, %s positions, %s", o.model.c_str(), m.is_llama() ? "Llama" : "GPT", (long long)m.layers,
+                        (long long)m.channels, (long long)m.heads, (long long)m.head_size, (long long)m.kv_heads, (long long)m.ffn, (long long)m.vocab,
+                        m.rotary ? "rotary" : "learned", m.tie ? "tied" : "untied"));
+    row("parameters", format("%s in all (%lld; %lld decayed, %lld not), %lld on this rank", human_count(all).c_str(), (long long)all, (long long)decayed, (long long)(all - decayed), (long long)here));
+    row("ranks", format("tp %d x dp %d, %s, %d thread%s a rank%s", T, D, launched_world().by_mpi ? "MPI processes" : "threads of one process", trainer.run.team.threads(),
+                        trainer.run.team.threads() == 1 ? "" : "s", o.zero ? ", ZeRO-1" : ""));
+    row("sync", T == 1 ? std::string("one rank: no channel is private")
+                       : format("p %g: %lld of %lld channels shared, private scale %s, %s on the wire", o.sync_factor, (long long)trainer.model.tp.Ck, (long long)m.channels,
+                                o.private_scale.c_str(), dtype_name(trainer.model.tp.wire)));
+    row("wire", format("%.1f MB per rank and step in the layers; %.1f MB at p = 1", volume.here / 1e6, volume.plain / 1e6));
+    row("memory", format("%.3f GiB per rank: %s", bytes / 1073741824.0, memory.c_str()));
+    row("numbers", format("%s activations and weights, fp32 master weights, gradients, moments; GEMM: %s", dtype_name(dtype_of<X>), gemm_library().c_str()));
+    row("batch", format("%lld sequences of %lld = %s tokens a step, micro-batch %lld", (long long)o.global_batch, (long long)o.seq, human_count((double)(o.global_batch * o.seq)).c_str(),
+                        (long long)o.micro_batch));
+    row("optimiser", format("AdamW, lr %g (%s, warm-up %lld, floor %g), decay %g, clip %g, %lld steps", o.lr, o.schedule.c_str(), (long long)o.warmup, o.min_lr, o.weight_decay, o.clip,
+                            (long long)o.steps));
+    for (const auto& [key, set] : {std::pair{"train", train}, std::pair{"validation", val}}) {
+        if (!set) { continue; }
+        for (const DataSource& s : set->sources()) {
+            row(key, format("%s: %s tokens in %zu shard%s, %lld windows, %lld tokens left over%s", s.glob.c_str(), human_count((double)s.tokens).c_str(), s.shards.size(),
+                            s.shards.size() == 1 ? "" : "s", (long long)s.windows(), (long long)s.left_over,
+                            set->sources().size() > 1 ? format(", share %.3f", s.weight).c_str() : ""));
+        }
+    }
+    log.line("%s", rule.c_str());
+    return {{"parameters", all}, {"parameters_per_rank", here}, {"memory_bytes", families}, {"wire_bytes_per_step", volume.here}, {"wire_bytes_per_step_p1", volume.plain}};
+}
+
+// Refuses what cannot fit before anything is allocated, with the size; the kernel would kill the job without a word.
+template <typename X>
+void check_memory(Trainer<X>& trainer, const Ranks& ranks) {
+    i64 bytes = 0;
+    for (const Arena* arena : trainer.families()) { bytes += arena->bytes(); }
+    const double need = (double)bytes * ranks.ranks_on_host, have = (double)available_memory();
+    check(need <= have, "this run needs %.2f GiB on this host (%d rank%s), and %.2f GiB are free\nHINT: lower --micro-batch (activations), or raise --recompute; --dry-run shows each part",
+          need / 1073741824.0, ranks.ranks_on_host, ranks.ranks_on_host == 1 ? "" : "s", have / 1073741824.0);
+}
+
+json bytes_record(const CommStats& before, const CommStats& after) {
+    auto sent = [&](Traffic t) { return after.bytes[(int)t] - before.bytes[(int)t]; };
+    i64 all = 0;
+    for (int t = 0; t < (int)Traffic::COUNT; t++) { all += sent((Traffic)t); }
+    return {{"comm_bytes", all}, {"comm_bytes_tp_layers", sent(Traffic::TP_LAYERS)}, {"comm_bytes_embedding", sent(Traffic::EMBEDDING)},
+            {"comm_bytes_loss", sent(Traffic::LOSS)}, {"comm_bytes_dp", sent(Traffic::DP)}, {"comm_exposed_seconds", after.exposed_seconds - before.exposed_seconds}};
+}
+CommStats all_stats(const Ranks& ranks) {
+    CommStats sum;
+    for (const Comm* comm : {ranks.world, ranks.tp, ranks.dp}) {
+        for (int t = 0; t < (int)Traffic::COUNT; t++) { sum.bytes[t] += comm->stats.bytes[t]; }
+        sum.exposed_seconds += comm->stats.exposed_seconds;
+    }
+    return sum;
+}
+
+// What a resumed run must find again, beside the arrays.
+json run_state(const Options& o, const DataLoader& data, const Sampler& sampler, const SpikeFilter& losses, const SpikeFilter& norms, i64 tokens) {
+    json tokenset;
+    if (const auto info = data.token_set()) { tokenset = {{"bos", info->bos}, {"eos", info->eos}, {"tokenizer_file", info->tokenizer_file}, {"tokenizer_hash", info->tokenizer_hash}}; }
+    return {{"model", model_to_json(o.shape)}, {"tp", o.tp}, {"sync_factor", o.sync_factor}, {"private_scale", o.private_scale},
+            {"vocab_rows_per_rank", vocab_rows_per_rank(o.shape, o.tp)}, {"options", json::parse(options_to_json(o))},
+            {"data", {{"position", data.state().position}, {"drawn", data.state().drawn}, {"identity", data.identity()}}},
+            {"sampler", sampler.state}, {"recent_losses", losses.values}, {"recent_norms", norms.values}, {"tokens_seen", tokens}, {"tokens", tokenset}};
+}
+
+template <typename X>
+std::vector<StateView> state_views(Trainer<X>& trainer) {
+    std::vector<StateView> views;
+    for (const auto& owned : trainer.optimizer.owned()) {
+        for (const Range& segment : trainer.optimizer.segments()) {
+            const Range mine = trainer.optimizer.part(segment, trainer.ranks.dp->rank);  // without ZeRO each DP rank writes its share only
+            const i64 begin = std::max(mine.begin, owned.range.begin), end = std::min(mine.end, owned.range.end), at = begin - owned.range.begin;
+            if (begin < end) { views.push_back({{begin, end}, trainer.optimizer.master(owned) + at, trainer.optimizer.m(owned) + at, trainer.optimizer.v(owned) + at}); }
+        }
+    }
+    return views;
+}
+
+template <typename X>
+TensorSource saved_weights(Checkpoint& checkpoint, const Model<X>& model) {
+    return [&checkpoint, &model](const Tensor& t, float* values) {
+        checkpoint.read(Part::MASTER, model.table, model.tp.comm.size, model.tp.comm.rank, {t.offset, t.offset + t.count()}, values);
+    };
+}
+
+// Weights, moments, filters, data position, sampler: all as the saved run had them.
+template <typename X>
+void restore(Trainer<X>& trainer, Checkpoint& checkpoint, DataLoader& data, Sampler& sampler, i64& tokens) {
+    const Options& o = trainer.o;
+    trainer.load(saved_weights(checkpoint, trainer.model));
+    std::vector<StateView> moments;
+    for (const auto& owned : trainer.optimizer.owned()) { moments.push_back({owned.range, nullptr, trainer.optimizer.m(owned), trainer.optimizer.v(owned)}); }
+    load_state(checkpoint, trainer.model.table, *trainer.ranks.tp, moments, trainer.run);
+    const json& meta = checkpoint.meta();
+    const uint64_t identity = meta.at("data").at("identity");
+    if (identity != data.identity()) {
+        usage_error("--train '%s' is not the data of the checkpoint: other shards, --seq, --seed or weights\nHINT: pass the same; a new run on other data starts with --init-from or anew",
+                    o.train.c_str());
+    }
+    data.set_state({meta.at("data").at("position"), meta.at("data").at("drawn")});
+    sampler.state = meta.at("sampler");
+    trainer.loss_filter.values = meta.at("recent_losses").get<std::deque<double>>();
+    trainer.norm_filter.values = meta.at("recent_norms").get<std::deque<double>>();
+    tokens = meta.at("tokens_seen");
+}
+
+template <typename X>
+int train(const Options& o, Ranks& ranks, Run& run) {
+    const bool speaks = ranks.world->rank == 0;
+    const i64 D = ranks.dp->size, local = o.global_batch / std::max<i64>(D, 1);
+    if (o.global_batch % (o.micro_batch * D) != 0) {
+        usage_error("--global-batch is %lld: wanted a multiple of --micro-batch %lld times %lld data-parallel ranks\nHINT: --global-batch %lld", (long long)o.global_batch,
+                    (long long)o.micro_batch, (long long)D, (long long)round_up(o.global_batch, o.micro_batch * D));
+    }
+    const std::string resumed = o.resume && !o.dry_run ? latest_checkpoint(o.out) : "";
+    if (!o.out.empty() && !o.dry_run) {
+        if (speaks) { prepare_folder(o.out); }
+        if (resumed.empty() && !latest_checkpoint(o.out).empty()) {
+            usage_error("--out '%s' already holds checkpoints\nHINT: --resume continues them; another folder starts anew", o.out.c_str());
+        }
+    }
+    Logger log(speaks, o.dry_run ? "" : o.log, !resumed.empty());
+    Trainer<X> trainer(o, ranks, run, true);
+    std::optional<DataLoader> data, val;
+    if (!o.train.empty() && (!o.dry_run)) { data.emplace(o.train, o.seq, o.shape.vocab, o.seed, WindowOrder::shuffled); }
+    if (!o.val.empty() && !o.dry_run) { val.emplace(o.val, o.seq, o.shape.vocab, o.seed, WindowOrder::sequential); }
+    const json facts = print_header(o, trainer, ranks, log, data ? &*data : nullptr, val ? &*val : nullptr);
+    if (o.dry_run) { return EXIT_OK; }
+    json record = {{"kind", "run"}, {"flags", json::parse(options_to_json(o))}, {"build", build_description()}, {"host", host_name()}, {"ranks", ranks.world->size},
+                   {"resumed_from", resumed.empty() ? json() : json(resumed)}};
+    record.update(facts);
+    log.record(record);
+    check_memory(trainer, ranks);
+    trainer.allocate();
+
+    // Weights: the checkpoint's, a Hugging Face folder's, or new ones.
+    Sampler sampler{(uint64_t)o.seed, o.temperature, o.top_k, o.top_p};
+    i64 start = 0, tokens = 0;
+    if (!resumed.empty()) {
+        Checkpoint checkpoint(resumed);
+        restore(trainer, checkpoint, *data, sampler, tokens);
+        start = checkpoint.step();
+        log.line("resumed from '%s' after step %lld", resumed.c_str(), (long long)start);
+    } else {
+        std::optional<HfWeights> imported;
+        if (!o.init_from.empty()) { imported.emplace(o.init_from, o.shape, parameter_specs(o.shape)); }
+        trainer.load(new_weights(o, trainer.model.tp, imported ? &*imported : nullptr));
+        if (imported) {
+            log.line("weights from '%s'; moments start at zero", o.init_from.c_str());
+            if (trainer.model.tp.private_channels() > 0) {
+                log.line("note: these weights were trained with all channels shared. At p = %g, %lld of %lld channels of every block's output are now each rank's own "
+                         "(scale: %s), so the first loss is higher than the imported model's; training adapts it", o.sync_factor,
+                         (long long)trainer.model.tp.private_channels(), (long long)o.shape.channels, o.private_scale.c_str());
+            }
+        }
+    }
+    std::optional<TextRule> text;
+    std::optional<Generator<X>> generator;
+    if (o.sample_every > 0) {
+        json rule;
+        if (const auto info = data->token_set()) { rule = {{"bos", info->bos}, {"tokenizer_hash", info->tokenizer_hash}}; }
+        text.emplace(o.tokenizer, rule, o.shape.vocab);
+        generator.emplace(trainer.model, o.seq);
+    }
+
+    auto validate = [&](i64 step) {
+        if (!val) { return; }
+        const double loss = trainer.validate(*val, o.val_batches), bytes = val->text_bytes_per_token();
+        const double bits = bytes > 0 ? loss / M_LN2 / bytes : NAN;
+        log.line("step %*lld | validation loss %.4f nats per token%s", (int)std::to_string(o.steps).size(), (long long)step, loss, bytes > 0 ? format(", %.4f bits per byte", bits).c_str() : "");
+        log.record({{"kind", "val"}, {"step", step}, {"loss", loss}, {"bits_per_byte", bits}});
+    };
+    auto write_sample = [&](i64 step) {
+        StreamDecoder decoder(*text->tokenizer);
+        std::string out;
+        generator->generate(text->encode(o.prompt), std::min<i64>(o.seq - 1, 80), sampler, text->stop_tokens(false), [&](int id) { out += decoder.feed(id); });
+        out += decoder.flush();
+        log.line("step %lld | sample: %s%s", (long long)step, o.prompt.c_str(), out.c_str());
+        log.record({{"kind", "sample"}, {"step", step}, {"text", o.prompt + out}});
+    };
+    auto save = [&](i64 step) {
+        if (o.out.empty()) { return; }
+        const double begin = now_seconds();
+        const std::string path = save_checkpoint(o.out, run_state(o, *data, sampler, trainer.loss_filter, trainer.norm_filter, tokens), step, state_views(trainer), ranks, (int)o.keep, run);
+        log.line("step %lld | checkpoint '%s' (%.1f s)", (long long)step, path.c_str(), now_seconds() - begin);
+        log.record({{"kind", "checkpoint"}, {"step", step}, {"path", path}});
+    };
+    auto every = [](i64 period, i64 step) { return period > 0 && step % period == 0; };
+
+    if (resumed.empty()) {
+        validate(0);
+        if (text) { write_sample(0); }
+    }
+    std::vector<int32_t> windows(local * (o.seq + 1));
+    std::deque<double> recent;
+    i64 saved = resumed.empty() ? -1 : start;
+    for (i64 t = start + 1; t <= o.steps; t++) {
+        const CommStats before = all_stats(ranks);
+        const double begin = now_seconds();
+        data->next(o.global_batch, ranks.dp->rank * local, (ranks.dp->rank + 1) * local, windows.data());
+        const StepResult result = trainer.step(windows.data(), t);
+        const double seconds = now_seconds() - begin, rate = (double)(o.global_batch * o.seq) / seconds;
+        tokens += o.global_batch * o.seq;
+        recent.push_back(seconds);
+        if (recent.size() > 32) { recent.pop_front(); }
+        const json sent = bytes_record(before, all_stats(ranks));
+        const double left = std::accumulate(recent.begin(), recent.end(), 0.0) / (double)recent.size() * (double)(o.steps - t);
+        log.line("step %*lld/%lld | loss %.4f | norm %.3f | lr %.2e | %s tok/s | comm %2.0f%% | %s left%s", (int)std::to_string(o.steps).size(), (long long)t, (long long)o.steps, result.loss,
+                 result.grad_norm, learning_rate(o, t), human_count(rate).c_str(), 100 * sent["comm_exposed_seconds"].get<double>() / seconds, human_duration(left).c_str(),
+                 result.skipped ? " | spike: update skipped" : "");
+        json step_record = {{"kind", "step"}, {"step", t}, {"loss", result.loss}, {"grad_norm", result.grad_norm}, {"lr", learning_rate(o, t)}, {"tokens", tokens},
+                            {"seconds", seconds}, {"tokens_per_second", rate}, {"skipped", result.skipped}};
+        step_record.update(sent);
+        log.record(step_record);
+
+        if (every(o.insight_every, t)) {
+            json found = trainer.insight();
+            found.update({{"kind", "insight"}, {"step", t}});
+            log.record(found);
+        }
+        if (every(o.val_every, t) || t == o.steps) { validate(t); }
+        if (text && (every(o.sample_every, t) || t == o.steps)) { write_sample(t); }
+        const int signal = agree_on_stop(ranks);                                                              // <=> the largest signal number
+        if (every(o.save_every, t) || t == o.steps || signal) { save(t), saved = t; }
+        if (signal) {
+            log.line("stopped by signal %d after step %lld%s", signal, (long long)t, o.out.empty() ? "; nothing saved, --out is not set" : ", saved");
+            return 128 + signal;
+        }
+    }
+    if (saved != o.steps && start < o.steps) { save(o.steps); }
+    if (data->sources().size() > 1) {
+        for (size_t s = 0; s < data->sources().size(); s++) {
+            log.line("source %s: %.4f of the windows drawn, %.2f epochs", data->sources()[s].glob.c_str(), (double)data->state().drawn[s] / (double)std::max<i64>(data->state().position, 1),
+                     data->epochs(s));
+        }
+    }
+    return EXIT_OK;
+}
+
+// --generate, --eval, --info: a trained model at the T and p it was trained with.
+template <typename X>
+int use(const Options& o, Ranks& ranks, Run& run) {
+    const bool speaks = ranks.world->rank == 0;
+    Logger log(speaks, o.log, true);
+    if (ranks.dp->size != 1 && o.generate > 0) { usage_error("--dp is %d: generation is for one data-parallel rank\nHINT: --dp 1", ranks.dp->size); }
+    std::optional<Checkpoint> checkpoint;
+    std::optional<HfWeights> imported;
+    if (!o.checkpoint.empty()) { checkpoint.emplace(latest_checkpoint(o.checkpoint)); }
+    else { imported.emplace(o.init_from, o.shape, parameter_specs(o.shape)); }
+    if (o.info) {
+        if (!checkpoint) { usage_error("--info needs --checkpoint"); }
+        if (speaks) { printf("%s\n", checkpoint->meta().dump(2).c_str()); }
+        return EXIT_OK;
+    }
+    auto load = [&](Model<X>& model) {
+        const TensorSource source = imported ? new_weights(o, model.tp, &*imported) : saved_weights(*checkpoint, model);
+        load_parameters<X>(model, source, [](const Tensor&, const float*) {});
+    };
+    if (!o.eval.empty()) {
+        Trainer<X> trainer(o, ranks, run, false);
+        trainer.allocate();
+        load(trainer.model);
+        for (const std::string& file : o.eval) {
+            const DataLoader set(file, o.seq, o.shape.vocab, 0, WindowOrder::sequential);
+            const double loss = trainer.validate(set, 0), bytes = set.text_bytes_per_token();
+            log.line("%s: %lld windows of %lld tokens | loss %.6f nats per token | perplexity %.4f%s", file.c_str(), (long long)set.windows(), (long long)o.seq, loss, std::exp(loss),
+                     bytes > 0 ? format(" | %.6f bits per byte", loss / M_LN2 / bytes).c_str() : "");
+            log.record({{"kind", "eval"}, {"file", file}, {"loss", loss}, {"windows", set.windows()}, {"bits_per_byte", bytes > 0 ? loss / M_LN2 / bytes : NAN}});
+        }
+        return EXIT_OK;
+    }
+    const i64 context = std::max<i64>(o.shape.max_positions, 1);
+    Model<X> model(o.shape, make_tensor_parallel(o, ranks), context, false, run);
+    model.allocate();
+    load(model);
+    const TextRule text(o.tokenizer, checkpoint ? checkpoint->meta().value("tokens", json()) : json(), o.shape.vocab);
+    Generator<X> generator(model, context);
+    Sampler sampler{(uint64_t)o.seed, o.temperature, o.top_k, o.top_p};
+    StreamDecoder decoder(*text.tokenizer);
+    auto say = [&](const std::string& piece) {
+        if (speaks) { fwrite(piece.data(), 1, piece.size(), stdout), fflush(stdout); }
+    };
+    say(o.prompt);
+    const double begin = now_seconds();
+    const i64 made = generator.generate(text.encode(o.prompt), o.generate, sampler, text.stop_tokens(o.ignore_eos), [&](int id) { say(decoder.feed(id)); });
+    say(decoder.flush() + "\n");
+    if (speaks) { fprintf(stderr, "[%lld tokens, %.1f tokens/s]\n", (long long)made, (double)made / (now_seconds() - begin)); }
+    return EXIT_OK;
+}
+
+int run_ranks(const Options& options) {
+    return launch(options.tp, options.dp, [&](Ranks& ranks) {
+        Options o = options;
+        o.dp = ranks.dp->size;
+        Run run = make_run(o.threads, ranks.ranks_on_host);
+        run.poll = [&ranks] { ranks.poll(); };
+        const bool uses = o.generate > 0 || !o.eval.empty() || o.info;
+        if (o.dtype == "bf16") { return uses ? use<bf16>(o, ranks, run) : train<bf16>(o, ranks, run); }
+        return uses ? use<float>(o, ranks, run) : train<float>(o, ranks, run);
+    });
+}
+
+int main(int argc, char** argv) {
+    const bool speaks = launched_world().rank == 0;
+    Options options;
+    try {
+        if (!parse_options(argc, argv, speaks, options)) { return EXIT_OK; }
+        if (options.dtype == "auto") { options.dtype = dtype_name(fast_dtype()); }
+        return run_ranks(options);
+    } catch (const std::exception& error) {
+        return report_error(error);
+    }
+}
