@@ -49,7 +49,7 @@ train_gpt: $(BUILD)/train_gpt.o $(OBJECTS)
 test_gpt: $(BUILD)/test_gpt.o $(OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash
 tokenize: $(BUILD)/tokenize.o $(BUILD)/tokenizer.o
-	$(CXX) $(LDFLAGS) $^ -o $@ -lsentencepiece -lxxhash -lsimdjson -lz -lzstd
+	$(CXX) $(LDFLAGS) $^ -o $@ -lsentencepiece_train -lsentencepiece -lxxhash -lsimdjson -lz -lzstd
 
 # One binary for all unit tests (GoogleTest), in dev/test/test_*.cpp.
 UNIT_TESTS := $(patsubst dev/test/%.cpp,$(BUILD)/%.o,$(wildcard dev/test/test_*.cpp))

@@ -16,7 +16,7 @@ struct Tolerance {
     double logits_max, logits_l2, loss_per_token, grad, grad_of_all, losses, grad_norms;
 };
 constexpr Tolerance FP32_TOLERANCE = {3e-5, 1e-5, 1e-4, 1e-4, 1e-7, 2e-3, 5e-3};
-constexpr Tolerance BF16_TOLERANCE = {4e-2, 2e-2, 1e-1, 8e-2, 2e-2, 5e-2, 1e-1};
+constexpr Tolerance BF16_TOLERANCE = {4e-2, 2e-2, 2e-1, 8e-2, 2e-2, 5e-2, 1e-1};
 
 struct Verdict {
     bool passed = true;
@@ -231,7 +231,7 @@ int main(int argc, char** argv) {
             const std::string model = !hf.empty() ? hf : dir + "/" + facts.value("model", ""), file = !batch.empty() ? batch : dir + "/" + facts.value("batch", "");
             failed += test_golden(dir, model, file, dtype, zero, recompute) != EXIT_OK;
         }
-        printf("%zu goldens, %d failed\n", dirs.size(), failed);
+        if (launched_world().rank == 0) { printf("%zu goldens, %d failed\n", dirs.size(), failed); }
         return failed == 0 ? EXIT_OK : EXIT_FAILED;
     } catch (const std::exception& error) {
         return report_error(error);

@@ -804,7 +804,7 @@ std::vector<StateView> state_views(Trainer<X>& trainer) {
 template <typename X>
 TensorSource saved_weights(Checkpoint& checkpoint, const Model<X>& model) {
     return [&checkpoint, &model](const Tensor& t, float* values) {
-        checkpoint.read(Part::MASTER, model.table, model.tp.comm.size, model.tp.comm.rank, {t.offset, t.offset + t.count()}, values);
+        checkpoint.read(StateArray::MASTER, model.table, model.tp.comm.size, model.tp.comm.rank, {t.offset, t.offset + t.count()}, values);
     };
 }
 
@@ -916,6 +916,7 @@ int train(const Options& o, Ranks& ranks, Run& run) {
         validate(0);
         if (text) { write_sample(0); }
     }
+    catch_stop_signals();
     std::vector<int32_t> windows(local * (o.seq + 1));
     std::deque<double> recent;
     i64 saved = resumed.empty() ? -1 : start;

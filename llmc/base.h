@@ -184,7 +184,7 @@ inline void prepare_folder(const std::string& path) {
         if (at < path.size() && path[at] != '/') { continue; }
         const std::string parent = path.substr(0, at);
         if (mkdir(parent.c_str(), 0777) != 0 && !is_directory(parent)) {
-            die("cannot make the folder '%s': %s\nHINT: is a file of that name in the way? may you write there?", parent.c_str(), strerror(errno));
+            die("cannot make the folder '%s': '%s': %s\nHINT: is a file of that name in the way? may you write there?", path.c_str(), parent.c_str(), strerror(errno));
         }
     }
     const std::string probe = path + "/.writable";

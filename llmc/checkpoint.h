@@ -23,15 +23,15 @@
 
 static_assert(std::endian::native == std::endian::little, "files are little-endian and are written without conversion");
 
-enum class Part { MASTER, M, V };
-constexpr int PARTS = 3;
+enum class StateArray { MASTER, M, V };
+constexpr int STATE_ARRAYS = 3;
 constexpr char STATE_MAGIC[8] = {'C', 'A', 'A', 'T', 'C', 'K', 'P', 'T'};
 
 // The elements [begin, end) of a rank's state that this process holds; pointers to element `begin`, in device memory.
 struct StateView {
     Range range;
     float *master, *m, *v;
-    float* part(int p) const { return p == 0 ? master : p == 1 ? m : v; }
+    float* array(int p) const { return p == 0 ? master : p == 1 ? m : v; }
 };
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 #include "checkpoint.h"
 #include "comm.h"
 
+
 class Checkpoint {
 public:
     explicit Checkpoint(const std::string& dir) : dir_(without_slash(dir)), path_(dir_ + "/checkpoint.json") {
@@ -43,17 +44,17 @@ public:
 
     // out[0, range.size()) = those elements of the state that `table` lays out for rank `rank` of `tp`. At another T than the
     // checkpoint's, elements are moved to their new places: meaningful only where T is no part of the model.
-    void read(Part part, const ParameterTable& table, int tp, int rank, Range range, float* out) {
+    void read(StateArray array, const ParameterTable& table, int tp, int rank, Range range, float* out) {
         if (tp == tp_) {
             const i64 have = pieces_[rank].empty() ? 0 : pieces_[rank].back().range.end;
             check(have == table.count(), "'%s' has %lld elements on rank %d, the model wants %lld", dir_.c_str(), (long long)have, rank,
                   (long long)table.count());
-            read_elements(part, rank, range, out);
+            read_elements(array, rank, range, out);
             return;
         }
         std::fill_n(out, range.size(), 0.0f);  // the gaps between tensors
         for (const Tensor& t : table.tensors()) {
-            if (t.offset < range.end && range.begin < t.offset + t.count()) { read_tensor(part, table, t, range, out); }
+            if (t.offset < range.end && range.begin < t.offset + t.count()) { read_tensor(array, table, t, range, out); }
         }
     }
 
@@ -100,11 +101,11 @@ private:
         }
         i64 elements = 0;
         for (const json& range : file.at("ranges")) { elements += range.at(1).get<i64>() - range.at(0).get<i64>(); }
-        i64 offset = f.bytes - elements * PARTS * (i64)sizeof(float);
+        i64 offset = f.bytes - elements * STATE_ARRAYS * (i64)sizeof(float);
         for (const json& range : file.at("ranges")) {
             const Range r{range.at(0), range.at(1)};
             pieces_[tp].push_back({r, files_.size(), offset});
-            offset += r.size() * PARTS * (i64)sizeof(float);
+            offset += r.size() * STATE_ARRAYS * (i64)sizeof(float);
         }
         files_.push_back(std::move(f));
     }
@@ -147,14 +148,14 @@ private:
     }
 
     // By flat position in the state of the checkpoint's own rank.
-    void read_elements(Part part, int rank, Range range, float* out) {
+    void read_elements(StateArray array, int rank, Range range, float* out) {
         const std::vector<Piece>& pieces = pieces_[rank];
         auto piece = std::upper_bound(pieces.begin(), pieces.end(), range.begin, [](i64 at, const Piece& p) { return at < p.range.end; });
         for (i64 at = range.begin; at < range.end; ++piece) {
             check(piece != pieces.end() && piece->range.begin <= at, "'%s' does not hold element %lld of rank %d", dir_.c_str(),
                   (long long)at, rank);
             const i64 n = std::min(piece->range.end, range.end) - at;
-            const i64 index = (i64)part * piece->range.size() + at - piece->range.begin;
+            const i64 index = (i64)array * piece->range.size() + at - piece->range.begin;
             verified(piece->file).read_at(out + (at - range.begin), n * sizeof(float), piece->offset + index * (i64)sizeof(float));
             at += n;
         }
@@ -162,7 +163,7 @@ private:
 
     // The part of tensor t that is in `range`, from the ranks that the checkpoint has: the rectangles that a slice of theirs
     // and a slice of ours have in common.
-    void read_tensor(Part part, const ParameterTable& table, const Tensor& t, Range range, float* out) {
+    void read_tensor(StateArray array, const ParameterTable& table, const Tensor& t, Range range, float* out) {
         if (old_tables_.empty()) {
             std::vector<TensorSpec> specs;
             for (const Tensor& each : table.tensors()) { specs.push_back(each.spec); }
@@ -181,7 +182,7 @@ private:
                     const i64 to = t.offset + (a.local_row + row - a.hf_row) * t.cols + col0 - a.hf_col;
                     const i64 from = old.offset + (b.local_row + row - b.hf_row) * old.cols + col0 - b.hf_col;
                     const i64 begin = std::max(to, range.begin), end = std::min(to + rows * (col1 - col0), range.end);
-                    if (begin < end) { read_elements(part, r, {from + begin - to, from + end - to}, out + (begin - range.begin)); }
+                    if (begin < end) { read_elements(array, r, {from + begin - to, from + end - to}, out + (begin - range.begin)); }
                 }
             }
         }
@@ -201,11 +202,11 @@ private:
 inline void load_state(Checkpoint& checkpoint, const ParameterTable& table, const Comm& tp, const std::vector<StateView>& mine, Run& run) {
     for (const StateView& view : mine) {
         std::vector<float> chunk(std::min<i64>(view.range.size(), 1 << 20));
-        for (int p = 0; p < PARTS; p++) {
-            for (i64 at = view.range.begin; view.part(p) && at < view.range.end; at += (i64)chunk.size()) {
+        for (int p = 0; p < STATE_ARRAYS; p++) {
+            for (i64 at = view.range.begin; view.array(p) && at < view.range.end; at += (i64)chunk.size()) {
                 const Range range{at, std::min(view.range.end, at + (i64)chunk.size())};
-                checkpoint.read((Part)p, table, tp.size, tp.rank, range, chunk.data());
-                copy_to_device(view.part(p) + (at - view.range.begin), chunk.data(), range.size(), run);
+                checkpoint.read((StateArray)p, table, tp.size, tp.rank, range, chunk.data());
+                copy_to_device(view.array(p) + (at - view.range.begin), chunk.data(), range.size(), run);
             }
         }
     }

@@ -94,10 +94,10 @@ inline json write_state_file(const std::string& dir, i64 step, int tp, int dp, c
         std::vector<float> chunk(std::min<i64>(range.size(), 1 << 20));
         const auto view = std::find_if(mine.begin(), mine.end(),
                                        [&](const StateView& v) { return v.range.begin <= range.begin && range.end <= v.range.end; });
-        for (int p = 0; p < PARTS; p++) {
+        for (int p = 0; p < STATE_ARRAYS; p++) {
             for (i64 at = range.begin; at < range.end; at += (i64)chunk.size()) {
                 const i64 n = std::min<i64>((i64)chunk.size(), range.end - at);
-                copy_to_host(chunk.data(), view->part(p) + (at - view->range.begin), n, run);
+                copy_to_host(chunk.data(), view->array(p) + (at - view->range.begin), n, run);
                 write(chunk.data(), n * (i64)sizeof(float));
             }
         }
@@ -140,7 +140,7 @@ inline std::string save_checkpoint(const std::string& out_dir, json meta, i64 st
         for (const std::string& text : files) { manifest["files"].push_back(json::parse(text)); }
         const std::string canonical = manifest.dump();
         manifest["xxh3"] = hash_text(XXH3_64bits(canonical.data(), canonical.size()));
-        const std::string text = manifest.dump(1) + "\n";
+        const std::string text = manifest.dump(1);  // no newline: a file cut by one byte must not look whole
         File file(aside + "/checkpoint.json", "wb");
         file.write(text.data(), text.size());
         file.sync_and_close();

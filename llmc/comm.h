@@ -62,11 +62,13 @@ public:
         if (size == 1 || count == 0) { return 0; }
         const Ticket ticket = ++started_;
         Ticket& in_flight = in_flight_[ticket % MAX_IN_FLIGHT];
-        check(in_flight == 0, "%d all-reduces are in flight: wait for ticket %lld before starting another", MAX_IN_FLIGHT, (long long)in_flight);
+        check(in_flight == 0, "%d all-reduces are in flight: wait for ticket %lld before starting another", MAX_IN_FLIGHT,
+              (long long)in_flight);
         in_flight = ticket;
         std::vector<Range> parts(size);
         for (int r = 0; r < size; r++) { parts[r] = split_range(count, size, r); }
-        start((int)(ticket % MAX_IN_FLIGHT), {data, dtype_bytes(dtype), dtype, std::move(parts), /*reduce=*/true, /*gather=*/true, traffic});
+        start((int)(ticket % MAX_IN_FLIGHT),
+              {data, dtype_bytes(dtype), dtype, std::move(parts), /*reduce=*/true, /*gather=*/true, traffic});
         return ticket;
     }
     // Waiting again for what is done is harmless.

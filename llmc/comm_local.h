@@ -28,8 +28,8 @@ private:
     // a rank publishes again only after it has left the slot's exchange before: so nobody is in it any more.
     // 32 bits are what a futex is made of.
     struct Slot {
-        std::vector<void*> data;         // by rank
-        std::vector<size_t> signature;   // by rank: must agree
+        std::vector<void*> data;        // by rank
+        std::vector<size_t> signature;  // by rank: must agree
         std::atomic<int> arrived{0};
         alignas(64) std::atomic<uint32_t> opened{0};  // how many exchanges have been opened
         alignas(64) std::atomic<i64> next_item{0};
@@ -65,7 +65,8 @@ private:
         shared.signature[rank] = signature(mine.exchange);
         if (shared.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < size) { return; }
         for (int r = 0; r < size; r++) {
-            check(shared.signature[r] == shared.signature[rank], "ranks %d and %d of a group of %d call different collectives", r, rank, size);
+            check(shared.signature[r] == shared.signature[rank], "ranks %d and %d of a group of %d call different collectives", r, rank,
+                  size);
         }
         shared.arrived.store(0, std::memory_order_relaxed);
         shared.next_item.store(0, std::memory_order_relaxed);

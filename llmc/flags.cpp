@@ -212,6 +212,7 @@ bool parse_options(int argc, char** argv, bool speaks, Options& o) {
             option = app.add_option(flag, field, text)->capture_default_str();
         }
         option->group(group);
+        if (option->get_expected_max() == 1) { option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast); }  // scripts append their own flags
     });
     try {
         app.parse(argc, argv);

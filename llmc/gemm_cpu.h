@@ -1,93 +1,113 @@
 // gemm_cpu.h: the CPU side of gemm.h. The product is cut into blocks of c; a block is one item of the rank's parallel
 // loop, so that results do not depend on the number of threads, epilogues run in cache, and Run::poll is called often.
+//
+// A block goes to one of three:
+//   dot products    few rows against a transposed b: one token's decode, which only reads the weight
+//   oneDNN          called by each thread for itself: sgemm for float; the matmul primitive for bf16 where the processor
+//                   has AMX (without AMX it is half as fast as the loops below: they widen to float while packing)
+//   plain loops     the rest, and everything under -DLLMC_GEMM_PLAIN, which needs no library: oracle and sanitizer builds
 #pragma once
 
 #include "simd.h"
 
+#ifndef LLMC_GEMM_PLAIN
+#include <omp.h>
+
+#include <map>
+#include <oneapi/dnnl/dnnl.hpp>
+#endif
+
 namespace cpu {
 
-// How c is cut: by shape only.
+// How c is cut: by shape only. Large blocks pack their operands least often; small products are cut finer, down to blocks
+// that still run at about 90% of the large ones' speed (130M shapes), so that a team has work.
 struct GemmBlocks {
-    i64 rows, cols;
-    i64 down, across;
-    GemmBlocks(i64 M, i64 N, i64 K);
+    i64 rows, cols, down, across;
+    GemmBlocks(i64 M, i64 N, i64 K) {
+        constexpr i64 WANTED = 16, FLOP = 1000000000;
+        constexpr struct { i64 rows, cols; } SIZES[] = {{512, 768}, {512, 384}, {256, 384}, {128, 384}};
+        for (const auto& size : SIZES) {
+            across = ceil_div(N, size.cols);
+            down = ceil_div(M, size.rows);
+            if (down * across >= WANTED && 2 * size.rows * size.cols * K <= FLOP) { break; }
+        }
+        rows = round_up(ceil_div(M, down), 16);
+        cols = round_up(ceil_div(N, across), TILE_COLS);
+        down = ceil_div(M, rows);
+        across = ceil_div(N, cols);
+    }
 };
 
-constexpr i64 GEMM_DEPTH = 256;  // a panel of b, GEMM_DEPTH x TILE_COLS, streams from L2; 6 rows of a stay in L1
-constexpr i64 GEMM_ROWS = 192;   // a's slice, GEMM_ROWS x GEMM_DEPTH, stays in L2 beside b's
+// One block of c: what gemm() was given, moved to the block's corner.
+template <typename X, typename Y>
+struct Block {
+    Y* c;
+    i64 ldc;
+    Matrix<X> a, b;
+    const X* bias;
+    i64 rows, cols, K;
+    float alpha;
+    bool accumulate;
+};
 
-inline GemmBlocks::GemmBlocks(i64 M, i64 N, i64 K) {
-    const i64 most_cols = 6 * TILE_COLS, flop = 250000000, wanted = 24;
-    across = ceil_div(N, most_cols);
-    cols = round_up(ceil_div(N, across), TILE_COLS);
-    const i64 fit = std::max<i64>(flop / (2 * cols * std::max<i64>(K, 1)), GEMM_ROWS);
-    down = std::max(ceil_div(M, fit), std::min(ceil_div(wanted, across), ceil_div(M, 96)));
-    rows = round_up(ceil_div(M, down), TILE_ROWS);
-    down = ceil_div(M, rows);
-    across = ceil_div(N, cols);
-}
+// ---- plain loops ----------------------------------------------------------------------------------------------------
+// As in BLIS (Van Zee, van de Geijn 2015): a slice of b is packed into panels, a slice of a stays in L2 beside it, tiles
+// run over both. The block's sums are kept in fp32 scratch until the last slice.
+constexpr i64 GEMM_DEPTH = 256, GEMM_ROWS = 192;
+constexpr i64 GEMM_PAD = 16;  // keeps the rows of a tile out of one another's cache sets
 
-// to (rows, depth; GEMM_DEPTH) or, where stored transposed, to (depth, rows; GEMM_ROWS): a's slice as floats.
+// a's slice as floats: (rows, depth), or as it is stored, (depth, rows).
 template <typename X>
 Strided pack_a(float* to, Matrix<X> a, i64 i0, i64 rows, i64 k0, i64 depth) {
-    constexpr i64 PAD = 16;  // keeps the rows of a tile out of one another's cache sets
-    if (a.transposed) {
-        for (i64 k = 0; k < depth; k++) {
-            const X* from = a.data + (k0 + k) * a.ld + i0;
-            vector_loop(rows, [&](i64 i, auto lanes) { store(to + k * (GEMM_ROWS + PAD) + i, load(from + i, lanes)); });
-        }
-        return {to, 1, GEMM_ROWS + PAD};
+    const i64 lines = a.transposed ? depth : rows, width = a.transposed ? rows : depth;
+    const i64 ld = (a.transposed ? GEMM_ROWS : GEMM_DEPTH) + GEMM_PAD;
+    const X* from = a.transposed ? a.data + k0 * a.ld + i0 : a.data + i0 * a.ld + k0;
+    for (i64 line = 0; line < lines; line++) {
+        vector_loop(width, [&](i64 i, auto lanes) { store(to + line * ld + i, load(from + line * a.ld + i, lanes), lanes); });
     }
-    for (i64 i = 0; i < rows; i++) {
-        const X* from = a.data + (i0 + i) * a.ld + k0;
-        vector_loop(depth, [&](i64 k, auto lanes) { store(to + i * (GEMM_DEPTH + PAD) + k, load(from + k, lanes)); });
-    }
-    return {to, GEMM_DEPTH + PAD, 1};
+    return {to, a.transposed ? 1 : ld, a.transposed ? ld : 1};
 }
 
 // to: panels of TILE_COLS columns, each (depth, TILE_COLS). What stands past the last column is left as it was: columns of
 // a product do not mix, and the epilogue does not read those.
 template <typename X>
-void pack_b(float* to, Matrix<X> b, i64 k0, i64 depth, i64 j0, i64 cols) {
+void pack_b(float* to, Matrix<X> b, i64 k0, i64 depth, i64 cols) {
     for (i64 j = 0; j < cols; j += TILE_COLS, to += depth * TILE_COLS) {
         const i64 width = std::min<i64>(cols - j, TILE_COLS);
-        if (!b.transposed) {
-            for (i64 k = 0; k < depth; k++) {
-                const X* from = b.data + (k0 + k) * b.ld + j0 + j;
-                vector_loop(width, [&](i64 i, auto lanes) { store(to + k * TILE_COLS + i, load(from + i, lanes)); });
-            }
+        if (b.transposed) {
+            transpose_block(to, TILE_COLS, b.data + j * b.ld + k0, b.ld, width, depth);
             continue;
         }
-        transpose_block(to, TILE_COLS, b.data + (j0 + j) * b.ld + k0, b.ld, width, depth);
+        for (i64 k = 0; k < depth; k++) {
+            const X* from = b.data + (k0 + k) * b.ld + j;
+            vector_loop(width, [&](i64 i, auto lanes) { store(to + k * TILE_COLS + i, load(from + i, lanes), lanes); });
+        }
     }
 }
 
-// c's block at (i0, j0).
 template <typename X, typename Y>
-void gemm_block(Y* c, i64 ldc, Matrix<X> a, Matrix<X> b, const X* bias, i64 i0, i64 rows, i64 j0, i64 cols, i64 K, float alpha,
-                bool accumulate) {
+void plain_block(const Block<X, Y>& block) {
     static thread_local Scratch<float> a_scratch, b_scratch, c_scratch;
-    const i64 ldp = round_up(cols, TILE_COLS);
-    float* packed_a = a_scratch.get((GEMM_ROWS + 16) * (GEMM_DEPTH + 16));
+    const auto& [c, ldc, a, b, bias, rows, cols, K, alpha, accumulate] = block;
+    const i64 ldp = round_up(cols, TILE_COLS), slices = std::max<i64>(ceil_div(K, GEMM_DEPTH), 1);
+    float* packed_a = a_scratch.get((GEMM_ROWS + GEMM_PAD) * (GEMM_DEPTH + GEMM_PAD));
     float* packed_b = b_scratch.get(GEMM_DEPTH * ldp);
-    float* product = c_scratch.get(rows * ldp);
-    const i64 slices = std::max<i64>(ceil_div(K, GEMM_DEPTH), 1);
+    float* sums = c_scratch.get(rows * ldp);
     for (i64 slice = 0; slice < slices; slice++) {
         const Range k = split_range(K, slices, slice);
-        pack_b(packed_b, b, k.begin, k.size(), j0, cols);
+        pack_b(packed_b, b, k.begin, k.size(), cols);
         for (i64 i = 0; i < rows; i += GEMM_ROWS) {
             const i64 height = std::min(rows - i, GEMM_ROWS);
-            const Strided packed = pack_a(packed_a, a, i0 + i, height, k.begin, k.size());
+            const Strided packed = pack_a(packed_a, a, i, height, k.begin, k.size());
             for (i64 j = 0; j < cols; j += TILE_COLS) {
-                panel_product<TILE_VECTORS>(product + i * ldp + j, ldp, packed, packed_b + j * k.size(), TILE_COLS, height, k.size(),
+                panel_product<TILE_VECTORS>(sums + i * ldp + j, ldp, packed, packed_b + j * k.size(), TILE_COLS, height, k.size(),
                                             slice > 0);
             }
-            if (slice < slices - 1) { continue; }
-            for (i64 r = i; r < i + height; r++) {
-                Y* out = c + (i0 + r) * ldc + j0;
+            for (i64 r = i; r < i + height && slice == slices - 1; r++) {
+                Y* out = c + r * ldc;
                 vector_loop(cols, [&](i64 j, auto lanes) {
-                    vfloat value = alpha * load(product + r * ldp + j);
-                    if (bias) { value += load(bias + j0 + j, lanes); }
+                    vfloat value = alpha * load(sums + r * ldp + j);
+                    if (bias) { value += load(bias + j, lanes); }
                     if (accumulate) { value += load(out + j, lanes); }
                     store(out + j, value, lanes);
                 });
@@ -96,14 +116,150 @@ void gemm_block(Y* c, i64 ldc, Matrix<X> a, Matrix<X> b, const X* bias, i64 i0, 
     }
 }
 
+// ---- dot products ---------------------------------------------------------------------------------------------------
+constexpr i64 FEW_ROWS = 4, FEW_ROWS_COLS = 96;
+
+template <typename X, typename Y>
+void dot_block(const Block<X, Y>& block) {
+    constexpr int AT_ONCE = 4;  // columns: hides the latency of additions
+    for (i64 j = 0; j < block.cols; j += AT_ONCE) {
+        const X* w[AT_ONCE];
+        for (int s = 0; s < AT_ONCE; s++) { w[s] = block.b.data + std::min(j + s, block.cols - 1) * block.b.ld; }
+        for (i64 i = 0; i < block.rows; i++) {
+            const X* row = block.a.data + i * block.a.ld;
+            vfloat sums[AT_ONCE] = {};
+            vector_loop(block.K, [&](i64 k, auto lanes) {
+                const vfloat x = load(row + k, lanes);
+#pragma GCC unroll 4
+                for (int s = 0; s < AT_ONCE; s++) { sums[s] += x * load(w[s] + k, lanes); }
+            });
+            for (int s = 0; s < std::min<i64>(AT_ONCE, block.cols - j); s++) {
+                Y& out = block.c[i * block.ldc + j + s];
+                const float bias = block.bias ? (float)block.bias[j + s] : 0.0f, before = block.accumulate ? (float)out : 0.0f;
+                out = block.alpha * sum_lanes(sums[s]) + bias + before;
+            }
+        }
+    }
+}
+
+// ---- oneDNN ---------------------------------------------------------------------------------------------------------
+#ifdef LLMC_GEMM_PLAIN
+template <typename X, typename Y>
+bool vendor_takes(const Block<X, Y>&) {
+    return false;
+}
+template <typename X, typename Y>
+void vendor_block(const Block<X, Y>&) {}
+#else
+
+// oneDNN's own threads stay out: the team is the parallelism. The setting is the calling thread's.
+inline void one_omp_thread() {
+    static thread_local const bool done = (omp_set_num_threads(1), true);
+    (void)done;
+}
+inline void check_dnnl(dnnl_status_t status, const char* what) {
+    check(status == dnnl_success, "oneDNN: %s failed (%d)", what, (int)status);
+}
+
+inline void vendor_block(const Block<float, float>& block) {
+    one_omp_thread();
+    const auto& [c, ldc, a, b, bias, rows, cols, K, alpha, accumulate] = block;
+    check_dnnl(dnnl_sgemm(a.transposed ? 'T' : 'N', b.transposed ? 'T' : 'N', rows, cols, K, alpha, a.data, a.ld, b.data, b.ld,
+                          accumulate ? 1.0f : 0.0f, c, ldc),
+               "sgemm");
+    for (i64 r = 0; r < rows && bias; r++) {
+        float* out = c + r * ldc;
+        vector_loop(cols, [&](i64 j, auto lanes) { store(out + j, load(out + j, lanes) + load(bias + j, lanes), lanes); });
+    }
+}
+
+// A matmul primitive is made once per thread and kind of block. alpha, then the bias, then the sum with c: post-ops in fp32.
+struct Bf16Matmul {
+    using Key = std::tuple<i64, i64, i64, i64, bool, i64, bool, i64, bool, bool, bool, float>;
+    dnnl::memory::desc a, b, c, bias;
+    dnnl::matmul primitive;
+    int bias_position;  // among the post-ops
+
+    Bf16Matmul(const Key& key, const dnnl::engine& engine) {
+        using dnnl::memory;
+        const auto& [rows, cols, K, lda, a_transposed, ldb, b_transposed, ldc, to_float, has_bias, accumulate, alpha] = key;
+        const auto strides = [](i64 ld, bool transposed) { return transposed ? memory::dims{1, ld} : memory::dims{ld, 1}; };
+        a = {{rows, K}, memory::data_type::bf16, strides(lda, a_transposed)};
+        b = {{K, cols}, memory::data_type::bf16, strides(ldb, b_transposed)};
+        c = {{rows, cols}, to_float ? memory::data_type::f32 : memory::data_type::bf16, strides(ldc, false)};
+        bias = {{1, cols}, memory::data_type::bf16, strides(cols, false)};
+        dnnl::post_ops post;
+#if DNNL_VERSION_MAJOR >= 3
+        if (alpha != 1.0f) { post.append_eltwise(dnnl::algorithm::eltwise_linear, alpha, 0.0f); }
+#else
+        if (alpha != 1.0f) { post.append_eltwise(1.0f, dnnl::algorithm::eltwise_linear, alpha, 0.0f); }
+#endif
+        bias_position = post.len();
+        if (has_bias) { post.append_binary(dnnl::algorithm::binary_add, bias); }
+        if (accumulate) { post.append_sum(1.0f); }
+        dnnl::primitive_attr attr;
+        attr.set_post_ops(post);
+#if DNNL_VERSION_MAJOR >= 3
+        primitive = dnnl::matmul({engine, a, b, c, attr});
+#else
+        primitive = dnnl::matmul({{a, b, c}, attr, engine});
+#endif
+    }
+};
+
+template <typename Y>
+void vendor_block(const Block<bf16, Y>& block) {
+    one_omp_thread();
+    static thread_local dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+    static thread_local dnnl::stream stream(engine);
+    static thread_local std::map<Bf16Matmul::Key, Bf16Matmul> made;
+    const Bf16Matmul::Key key{block.rows,         block.cols,         block.K,
+                              block.a.ld,         block.a.transposed, block.b.ld,
+                              block.b.transposed, block.ldc,          dtype_of<Y> == DType::FP32,
+                              (bool)block.bias,   block.accumulate,   block.alpha};
+    if (made.size() > 512) { made.clear(); }  // prompts of many lengths
+    auto found = made.find(key);
+    if (found == made.end()) { found = made.try_emplace(key, key, engine).first; }
+    const Bf16Matmul& mm = found->second;
+    const auto memory = [&](const dnnl::memory::desc& desc, const void* data) { return dnnl::memory(desc, engine, (void*)data); };
+    std::unordered_map<int, dnnl::memory> args{
+        {DNNL_ARG_SRC, memory(mm.a, block.a.data)}, {DNNL_ARG_WEIGHTS, memory(mm.b, block.b.data)}, {DNNL_ARG_DST, memory(mm.c, block.c)}};
+    if (block.bias) { args.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(mm.bias_position) | DNNL_ARG_SRC_1, memory(mm.bias, block.bias)); }
+    mm.primitive.execute(stream, args);
+    stream.wait();
+}
+
+inline bool has_amx() {
+    constexpr int AMX = dnnl_cpu_isa_avx512_core_amx;  // later instruction sets contain its bits
+    static const bool found = ((int)dnnl::get_effective_cpu_isa() & AMX) == AMX;
+    return found;
+}
+template <typename X, typename Y>
+bool vendor_takes(const Block<X, Y>& block) {
+    return block.K > 0 && block.rows * block.cols * block.K > 32768 && (dtype_of<X> == DType::FP32 || has_amx());
+}
+#endif
+
 }  // namespace cpu
 
 template <typename X, typename Y>
 void gemm(Y* c, i64 ldc, Matrix<X> a, Matrix<X> b, const X* bias, i64 M, i64 N, i64 K, float alpha, bool accumulate, Run& run) {
     if (M == 0 || N == 0) { return; }
-    const cpu::GemmBlocks blocks(M, N, K);
-    run.parallel(blocks.down * blocks.across, [&](i64 item) {
-        const i64 i0 = item % blocks.down * blocks.rows, j0 = item / blocks.down * blocks.cols;
-        cpu::gemm_block(c, ldc, a, b, bias, i0, std::min(M - i0, blocks.rows), j0, std::min(N - j0, blocks.cols), K, alpha, accumulate);
+    const bool few = M <= cpu::FEW_ROWS && !a.transposed && b.transposed;
+    const cpu::GemmBlocks cut(M, N, K);
+    const i64 rows = few ? M : cut.rows, cols = few ? cpu::FEW_ROWS_COLS : cut.cols, down = ceil_div(M, rows);
+    run.parallel(down * ceil_div(N, cols), [&](i64 item) {
+        const i64 i = item % down * rows, j = item / down * cols;
+        const Matrix<X> a_part{a.data + (a.transposed ? i : i * a.ld), a.ld, a.transposed};
+        const Matrix<X> b_part{b.data + (b.transposed ? j * b.ld : j), b.ld, b.transposed};
+        const cpu::Block<X, Y> block{c + i * ldc + j,       ldc, a_part, b_part,    bias ? bias + j : nullptr, std::min(M - i, rows),
+                                     std::min(N - j, cols), K,   alpha,  accumulate};
+        if (few) {
+            cpu::dot_block(block);
+        } else if (cpu::vendor_takes(block)) {
+            cpu::vendor_block(block);
+        } else {
+            cpu::plain_block(block);
+        }
     });
 }

@@ -1,5 +1,6 @@
 #include "launch.h"
 
+#include <sched.h>
 #include <signal.h>
 
 #include <cstdlib>
@@ -60,16 +61,21 @@ static void print_failure(const Failure& failure, int rank, int size) {
 int report_error(const std::exception& error) {
     const Failure failure = describe(error);
     const LaunchedWorld world = launched_world();
-    // mpirun ends the job when the first rank leaves with an error: let rank 0 speak first.
-    world.rank == 0 ? print_failure(failure, 0, 1) : (void)usleep(500'000);
+    // What is wrong on rank 0 is wrong on all, as a rule, and is said once: mpirun ends the others a second after rank 0 has left.
+    // A rank that is still here then is the only one at fault.
+    if (world.rank != 0) { std::this_thread::sleep_for(std::chrono::seconds(2)); }
+    print_failure(failure, world.rank, world.size);
     return failure.exit_code;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Ranks as threads.
 
+constexpr int MAX_THREAD_RANKS = 1024;
+
 static int launch_threads(int tp, int dp, const std::function<int(Ranks&)>& body) {
     const int size = tp * dp;
+    // A look costs about 40 ns: 8 us, where the next rank is likely to come while this one looks, and nobody else wants its core.
     const int spin = size <= (int)std::thread::hardware_concurrency() ? 200 : 0;
     LocalGroup world_group(size, spin);
     std::deque<LocalGroup> tp_groups, dp_groups;
@@ -101,19 +107,33 @@ static int launch_threads(int tp, int dp, const std::function<int(Ranks&)>& body
 // ---------------------------------------------------------------------------------------------------------------
 // Ranks as processes.
 
+// mpirun binds each rank to one core where there are one or two of them, and to a socket otherwise, unless it is told how to
+// bind. A rank here has many threads: unless somebody chose a binding, it may use all that its launcher may.
+static void leave_default_binding() {
+    for (const char* choice : {"OMPI_MCA_hwloc_base_binding_policy", "OMPI_MCA_hwloc_base_cpu_set", "OMPI_MCA_rmaps_base_mapping_policy",
+                               "OMPI_MCA_rmaps_base_cpus_per_rank", "OMPI_MCA_orte_rankfile"}) {
+        if (getenv(choice)) { return; }
+    }
+    cpu_set_t cpus;
+    if (getenv("OMPI_COMM_WORLD_SIZE") && sched_getaffinity(getppid(), sizeof(cpus), &cpus) == 0) {
+        sched_setaffinity(0, sizeof(cpus), &cpus);
+    }
+}
+
 // All ranks leave together where they can: at the end of the run they wait for each other, and an error that all of them hit
-// alike (wrong usage, a missing file) is printed once. A rank that fails alone finds that out in a second, and aborts the job.
-static int leave_together(const Failure& mine, bool failed, int rank, int size) {
+// alike (wrong usage, a missing file, a loss that is not a number) is printed once. A rank that fails alone finds that out in a
+// second, and aborts the job.
+static int leave_together(const Failure& mine, bool failed, const mpi::World& job) {
     constexpr double FOR_EVER = 1e18, SECONDS_FOR_OTHERS = 1;
-    const size_t hash = std::hash<std::string>()(mine.message);
+    const size_t message = std::hash<std::string>()(mine.message);
     std::vector<mpi::Outcome> all;
-    if (!mpi::exchange_outcomes({mine.exit_code, hash}, all, failed ? SECONDS_FOR_OTHERS : FOR_EVER)) {
-        print_failure(mine, rank, size);
+    if ((failed && !mpi::idle()) || !mpi::exchange_outcomes({mine.exit_code, message}, all, failed ? SECONDS_FOR_OTHERS : FOR_EVER)) {
+        print_failure(mine, job.rank, job.size);
         mpi::abort(mine.exit_code);
     }
-    const auto said_by = std::find_if(all.begin(), all.end(), [&](const mpi::Outcome& other) { return other.message == hash; });
-    if (failed && said_by - all.begin() == rank) { print_failure(mine, rank, size); }
-    if (failed) { alarm(10); }  // messages may be under way that nobody will receive: finalize must not hang on them
+    const auto first = std::find_if(all.begin(), all.end(), [&](const mpi::Outcome& other) { return other.message == message; });
+    if (failed && first - all.begin() == job.rank) { print_failure(mine, job.rank, job.size); }
+    if (failed) { alarm(10); }  // a message that nobody will receive must not hold up the end
     mpi::finalize();
     int code = 0;
     for (const mpi::Outcome& outcome : all) { code = std::max(code, (int)outcome.exit_code); }
@@ -121,20 +141,24 @@ static int leave_together(const Failure& mine, bool failed, int rank, int size) 
 }
 
 static int launch_mpi(int tp, int dp, const std::function<int(Ranks&)>& body) {
-    const mpi::World job = mpi::init();
+    leave_default_binding();
+    const mpi::World job = mpi::init(int_from_environment("OMPI_COMM_WORLD_LOCAL_SIZE", tp * dp));
     Failure outcome = {EXIT_OK, ""};
     bool failed = false;
+    std::unique_ptr<Comm> world, tp_comm, dp_comm;  // outlive a body that fails: see mpi::idle
     try {
-        check(job.size == tp * dp, "MPI counts %d ranks, its launcher %d\nHINT: use the mpirun of the MPI library that this program was built with",
+        check(job.size == tp * dp, "MPI counts %d ranks, its launcher %d\nHINT: use the mpirun of the MPI that this program was built with",
               job.size, tp * dp);
-        const auto world = mpi::group(0, job.rank), tp_comm = mpi::group(job.rank / tp, job.rank), dp_comm = mpi::group(job.rank % tp, job.rank);
+        world = mpi::group(0, job.rank);
+        tp_comm = mpi::group(job.rank / tp, job.rank);
+        dp_comm = mpi::group(job.rank % tp, job.rank);
         Ranks ranks = {world.get(), tp_comm.get(), dp_comm.get(), job.ranks_on_host};
         outcome.exit_code = body(ranks);
     } catch (const std::exception& exception) {
         outcome = describe(exception);
         failed = true;
     }
-    const int code = leave_together(outcome, failed, job.rank, job.size);
+    const int code = leave_together(outcome, failed, job);
     if (failed) {
         fflush(stdout);
         _exit(code);
@@ -143,24 +167,40 @@ static int launch_mpi(int tp, int dp, const std::function<int(Ranks&)>& body) {
 }
 
 int launch(int tp, int dp, const std::function<int(Ranks&)>& body) {
-    const LaunchedWorld world = launched_world();
     if (tp < 1 || dp < 0) { usage_error("--tp %d --dp %d: both count ranks, from 1", tp, dp); }
-    if (!world.by_mpi) { return launch_threads(tp, dp > 0 ? dp : 1, body); }
-
+    const LaunchedWorld world = launched_world();
+    if (!world.by_mpi) {
+        const i64 threads = (i64)tp * std::max(dp, 1);
+        if (threads > MAX_THREAD_RANKS) {
+            usage_error("--tp %d --dp %d: %lld ranks as threads of one process, at most %d\nHINT: start them with mpirun", tp,
+                        std::max(dp, 1), (long long)threads, MAX_THREAD_RANKS);
+        }
+        return launch_threads(tp, std::max(dp, 1), body);
+    }
     if (!mpi::BUILT) {
-        usage_error("mpirun started %d ranks, but this build has no MPI\nHINT: build with MPI=1, or run without mpirun: the ranks are then threads",
-                    world.size);
+        usage_error(
+            "mpirun started %d ranks, but this build has no MPI\nHINT: build with MPI=1, or leave mpirun out: the ranks are then threads",
+            world.size);
     }
-    if (dp == 0) { dp = world.size / tp; }
-    if ((i64)tp * dp != world.size) {
-        usage_error("--tp %d times --dp %d is %lld ranks, but mpirun started %d\nHINT: use mpirun -n %lld, or leave --dp out: it is then ranks / tp",
-                    tp, dp, (long long)tp * dp, world.size, (long long)tp * std::max(dp, 1));
+    if ((dp > 0 && (i64)tp * dp != world.size) || world.size % tp != 0) {
+        const std::string wanted = dp > 0 ? format("-n %lld", (long long)tp * dp) : format("with a multiple of %d ranks", tp);
+        usage_error(
+            "mpirun started %d ranks, which is not tp * dp: --tp %d, --dp %s\nHINT: mpirun %s; or no mpirun at all: the ranks are then "
+            "threads",
+            world.size, tp, dp > 0 ? std::to_string(dp).c_str() : "not given, so ranks / tp", wanted.c_str());
     }
-    return launch_mpi(tp, dp, body);
+    return launch_mpi(tp, world.size / tp, body);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Signals.
+//
+// Open MPI's mpirun (4.1, tried): SIGUSR1 is passed on at once, and mpirun then ends with the ranks' exit code: the way to stop
+// a run. On SIGTERM or SIGINT it waits one second, sends SIGTERM, waits another, sends SIGKILL, and ends with exit code 1: a save has
+// that one second. `mpirun --mca odls_base_sigkill_timeout S`, or OMPI_MCA_odls_base_sigkill_timeout=S in the environment that mpirun is
+// started from, makes both waits S seconds; they are waited in full, whether or not the ranks have left. Only mpirun reads
+// this, so a rank cannot ask for it. What a rank could do is stop mpirun while it saves, and then a rank that dies leaves
+// everything standing: not done. A save that is cut is no loss but of the steps since the save before.
 
 static volatile sig_atomic_t first_signal = 0;
 

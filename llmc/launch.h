@@ -31,9 +31,8 @@ int launch(int tp, int dp, const std::function<int(Ranks&)>& body);
 int report_error(const std::exception& error);
 
 // SIGINT, SIGTERM and SIGUSR1 ask for a stop: the trainer looks between steps, saves and returns 128 + the signal. A second
-// SIGINT leaves at once. Until catch_stop_signals() they do what they always do.
-//
-// mpirun sends SIGKILL soon after it passes on SIGTERM or its own SIGINT; see launch.cpp for what that means.
+// SIGINT leaves at once. Until catch_stop_signals() they do what they always do. To stop an mpirun job send SIGUSR1 to
+// mpirun, which passes it on; with SIGTERM it gives its ranks one second (see launch.cpp).
 void catch_stop_signals();
-int stop_signal();                 // the first signal that came, or 0
+int stop_signal();                // the first signal that came, or 0
 int agree_on_stop(Ranks& ranks);  // the largest stop_signal() of any rank: the same on all. One small all-gather

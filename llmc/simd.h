@@ -13,6 +13,7 @@
 #include <cmath>
 #include <new>
 #include <type_traits>
+#include <utility>
 
 #include "device.h"
 
@@ -33,6 +34,19 @@ typedef int32_t vint __attribute__((vector_size(4 * VL)));
 typedef uint32_t vuint __attribute__((vector_size(4 * VL)));
 typedef uint16_t vhalf __attribute__((vector_size(2 * VL)));
 typedef double vdouble __attribute__((vector_size(8 * VL)));
+
+// A vector of constants, by(lane). Written as a list: g++ would build the same from a loop at run time, lane by lane.
+template <typename F, int... LANES>
+ALWAYS_INLINE vint vector_of(const F& by, std::integer_sequence<int, LANES...>) {
+    return vint{by(LANES)...};
+}
+template <typename F>
+ALWAYS_INLINE vint vector_of(const F& by) {
+    return vector_of(by, std::make_integer_sequence<int, VL>{});
+}
+ALWAYS_INLINE vint lane_numbers() {
+    return vector_of([](int lane) { return lane; });
+}
 
 struct Full {
     static constexpr int count = VL;
@@ -99,11 +113,6 @@ ALWAYS_INLINE void store(X* p, vfloat v, Part lanes) {
 #endif
 
 // v with the lanes a Part does not have replaced: what a maximum or a sum must not see.
-ALWAYS_INLINE vint lane_numbers() {
-    vint lane;
-    for (int l = 0; l < VL; l++) { lane[l] = l; }
-    return lane;
-}
 ALWAYS_INLINE vfloat pad(vfloat v, float, Full) { return v; }
 ALWAYS_INLINE vfloat pad(vfloat v, float with, Part lanes) { return lane_numbers() < lanes.count ? v : splat(with); }
 
@@ -125,11 +134,14 @@ ALWAYS_INLINE vfloat sqrt(vfloat v) {
 }
 
 // One value from VL lanes, by halves: the order is fixed.
-template <typename V, typename F>
-ALWAYS_INLINE float fold_lanes(V v, const F& combine) {
-#pragma GCC unroll 4
-    for (int half = VL / 2; half > 0; half /= 2) { v = combine(v, __builtin_shuffle(v, lane_numbers() ^ half)); }
-    return v[0];
+template <int HALF = VL / 2, typename F>
+ALWAYS_INLINE float fold_lanes(vfloat v, const F& combine) {
+    v = combine(v, __builtin_shuffle(v, vector_of([](int lane) { return lane ^ HALF; })));
+    if constexpr (HALF > 1) {
+        return fold_lanes<HALF / 2>(v, combine);
+    } else {
+        return v[0];
+    }
 }
 ALWAYS_INLINE float sum_lanes(vfloat v) {
     return fold_lanes(v, [](vfloat a, vfloat b) { return a + b; });
@@ -139,22 +151,18 @@ ALWAYS_INLINE float max_lanes(vfloat v) {
 }
 
 // The square of VL vectors, transposed in registers: log2(VL) rounds, each exchanging blocks half as large.
+template <int BLOCK = VL / 2>
 ALWAYS_INLINE void transpose(vfloat (&rows)[VL]) {
-#pragma GCC unroll 4
-    for (int block = VL / 2; block > 0; block /= 2) {
-        vint low, high;
-        for (int l = 0; l < VL; l++) {
-            low[l] = l & block ? VL + l - block : l;
-            high[l] = l & block ? VL + l : l + block;
-        }
+    const vint low = vector_of([](int lane) { return lane & BLOCK ? VL + lane - BLOCK : lane; });
+    const vint high = vector_of([](int lane) { return lane & BLOCK ? VL + lane : lane + BLOCK; });
 #pragma GCC unroll 16
-        for (int i = 0; i < VL; i++) {
-            if (i & block) { continue; }
-            const vfloat a = rows[i], b = rows[i + block];
-            rows[i] = __builtin_shuffle(a, b, low);
-            rows[i + block] = __builtin_shuffle(a, b, high);
-        }
+    for (int i = 0; i < VL; i++) {
+        if (i & BLOCK) { continue; }
+        const vfloat a = rows[i], b = rows[i + BLOCK];
+        rows[i] = __builtin_shuffle(a, b, low);
+        rows[i + BLOCK] = __builtin_shuffle(a, b, high);
     }
+    if constexpr (BLOCK > 1) { transpose<BLOCK / 2>(rows); }
 }
 
 // to (cols, rows; ld_to) = the transpose of from (rows, cols; ld_from). Not inlined: it is long, and there are many callers.

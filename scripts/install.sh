@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/install.sh [build|demo|test|all]   installs from Debian what is missing, and says what and why.
+# scripts/install.sh [build] [demo] [test]   installs from Debian what is missing, and says what and why.
 #
 # What is there already, from wherever, is found by looking for it (a command, a header, a Python module), and then nothing is done:
 # no root, no network. Debian 12 and 13 and their derivatives; on other systems it lists what to install.
@@ -47,16 +47,19 @@ there() {  # kind name
     esac
 }
 
-case ${1:-all} in
-    build) wanted=$BUILD ;;
-    demo) wanted=$BUILD$DEMO ;;
-    test) wanted=$BUILD$TEST ;;
-    all) wanted=$BUILD$DEMO$TEST ;;
-    *)
-        printf 'usage: scripts/install.sh [build|demo|test|all]   (all)\n' >&2
-        exit 2
-        ;;
-esac
+wanted=
+for group in "${@:-all}"; do
+    case $group in
+        build) wanted+=$BUILD ;;
+        demo) wanted+=$DEMO ;;
+        test) wanted+=$TEST ;;
+        all) wanted+=$BUILD$DEMO$TEST ;;
+        *)
+            printf 'usage: scripts/install.sh [build] [demo] [test]   (no group: all of them)\n' >&2
+            exit 2
+            ;;
+    esac
+done
 
 packages=() reasons=()
 while read -r package kind name why; do

@@ -299,7 +299,11 @@ def main(arguments=None):
     out = options.out or os.path.splitext(options.logs[0])[0] + ".png"
     if any(os.path.exists(out) and os.path.exists(log) and os.path.samefile(out, log) for log in options.logs):
         parser.error(f"--out '{out}' would replace a log")
-    figure = draw([Run(path) for path in options.logs], short_names(options.logs), options.x, options.reference, options.insight, options.title)
+    runs = [Run(path) for path in options.logs]
+    insight = options.insight and any(run.insight for run in runs)
+    if options.insight and not insight:
+        print("plot.py: note: no insight records in there (train_gpt --insight-every N writes them)", file=sys.stderr)
+    figure = draw(runs, short_names(options.logs), options.x, options.reference, insight, options.title)
     aside = f"{out}.tmp"
     try:
         os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)

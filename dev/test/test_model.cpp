@@ -55,7 +55,7 @@ void load_lively(Trainer<X>& t) {
 
 // Runs body(trainer) on all ranks of a case.
 template <typename X = float>
-void on_ranks(const Case& c, const std::function<void(Trainer<X>&)>& body) {
+void on_ranks(const Case& c, const std::type_identity_t<std::function<void(Trainer<X>&)>>& body) {
     const Options o = options_of(c);
     ASSERT_EQ(launch(c.T, c.D, [&](Ranks& ranks) {
         Run run(c.threads);
@@ -355,7 +355,7 @@ TEST(Model, Bf16StaysInABandAroundFp32) {
         c.dtype = "bf16";
         for (const char* reduce : {"auto", "fp32"}) {
             c.reduce = reduce;
-            expect_close(exact, whole_gradients<bf16>(c), 0.06, name_of(c) + " bf16, wire " + reduce);
+            expect_close(exact, whole_gradients<bf16>(c), 0.08, name_of(c) + " bf16, wire " + reduce);
         }
     }
     Case c{.T = 2, .p = 0.5, .reduce = "bf16"};  // fp32 activations, bf16 on the wire

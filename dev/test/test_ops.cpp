@@ -247,6 +247,38 @@ void test_products() {
 TEST(Matmul, Float) { test_products<float, float>(); }
 TEST(Matmul, Bf16) { test_products<bf16, bf16>(); }
 TEST(Matmul, Bf16ToFloat) { test_products<bf16, float>(); }
+#ifndef LLMC_GEMM_PLAIN
+// gemm() takes a block to oneDNN only where that is fast on this processor; both ways must give the same.
+template <typename X, typename Y>
+void test_vendor_block() {
+    for (int variant = 0; variant < 16; variant++) {
+        const i64 rows = 37, cols = 53, K = 129, lda = K + 7, ldb = K + 9, ldc = cols + 3;
+        const bool a_transposed = variant & 1, b_transposed = variant & 2, accumulate = variant & 4;
+        const auto a = random_values<X>(lda * lda, 1), b = random_values<X>(ldb * ldb, 2), bias = random_values<X>(cols, 3);
+        const auto before = random_values<Y>(rows * ldc, 4);
+        Vec<Y> plain = before, vendor = before;
+        cpu::Block<X, Y> block{plain.data(),
+                               ldc,
+                               {a.data(), lda, a_transposed},
+                               {b.data(), ldb, b_transposed},
+                               !accumulate ? bias.data() : nullptr,
+                               rows,
+                               cols,
+                               K,
+                               variant & 8 ? 1.5f : 1.0f,
+                               accumulate};
+        cpu::plain_block(block);
+        block.c = vendor.data();
+        cpu::vendor_block(block);
+        expect_close(vendor, doubles(plain), 1e-4, "vendor's block");
+    }
+}
+TEST(Matmul, VendorBlocks) {
+    test_vendor_block<float, float>();
+    test_vendor_block<bf16, bf16>();
+    test_vendor_block<bf16, float>();
+}
+#endif
 TEST(Matmul, PollIsCalledBetweenBlocksOfAtMostOneGflop) {
     const i64 N = 512, K = 768, OC = 2304;
     const auto in = random_values<float>(N * K, 1), weight = random_values<float>(OC * K, 2);

@@ -118,8 +118,8 @@ void attention_forward(X* att, float* lse, const X* q, const X* k, const X* v, i
                        Run& run) {
     const i64 blocks = ceil_div(S, QUERY_BLOCK), group = div_exact(NH, KVH, "query heads over key-value heads");
     run.parallel(B * NH * blocks, [&](i64 item) {
-        const i64 bh = item % (B * NH), b = bh / NH, h = bh % NH;
-        const i64 q0 = (blocks - 1 - item / (B * NH)) * QUERY_BLOCK;  // the longest first: the last items are short
+        const i64 bh = item / blocks, b = bh / NH, h = bh % NH;     // a head's blocks in a row: its keys and values stay in L2
+        const i64 q0 = (blocks - 1 - item % blocks) * QUERY_BLOCK;  // the longest first: the last items are short
         const i64 kv = (b * KVH + h / group) * S_kv * HS;
         X* o = att + ((b * S + q0) * NH + h) * HS;
         const X* from = q + (bh * S + q0) * HS;
@@ -227,7 +227,7 @@ template <typename X>
 void attention_backward(X* dq, X* dk, X* dv, const X* datt, const X* att, const float* lse, const X* q, const X* k, const X* v, i64 B,
                         i64 S, i64 NH, i64 KVH, i64 HS, Run& run) {
     static thread_local Scratch<float> scratch;
-    const i64 group = div_exact(NH, KVH, "query heads over key-value heads"), wanted = 24;
+    const i64 group = div_exact(NH, KVH, "query heads over key-value heads"), wanted = 16;
     const i64 parts = std::min(ceil_div(wanted, B * KVH), ceil_div(S, KEY_BLOCK)), size = B * NH * S * HS;
     float* partials = parts > 1 ? scratch.get(parts * size) : nullptr;
     run.parallel(B * KVH * parts, [&](i64 item) {
