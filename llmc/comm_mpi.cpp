@@ -223,8 +223,8 @@ MPI_Comm world_of_outcomes = MPI_COMM_NULL;
 void advise_open_mpi(int ranks_on_host) {
     const auto advise = [](const char* parameter, const std::string& value) { setenv(parameter, value.c_str(), /*overwrite=*/0); };
     // Over TCP a message leaves whole: by default the sender waits for the receiver's answer before nearly all of it, and both
-    // are computing. Overlap wants this (2 ranks, 663 Mbit/s: half of an 8 MB all-reduce hides behind a GEMM, instead of a third);
-    // it costs a copy.
+    // are computing. Overlap wants this: of an 8 MB all-reduce over 663 Mbit/s, half hides behind computing instead of a third (2 ranks
+    // that share 2 busy cores, Xeon 2.8 GHz, 2026-11). It costs a copy.
     advise("OMPI_MCA_btl_tcp_flags", "send");
     for (const char* limit : {"eager_limit", "rndv_eager_limit", "max_send_size"}) {
         advise((std::string("OMPI_MCA_btl_tcp_") + limit).c_str(), std::to_string(2 * mpi::PIECE_BYTES));

@@ -1,11 +1,15 @@
 // logger.h: one place where a run speaks: readable lines on stdout, JSON Lines in --log. Only world rank 0 speaks.
 #pragma once
 
+#include <fcntl.h>
+#include <poll.h>
+
 #include <chrono>
 #include <csignal>
 #include <nlohmann/json.hpp>
 
 #include "base.h"
+#include "launch.h"
 
 inline double now_seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -28,6 +32,9 @@ class Logger {
 public:
     Logger(bool speaks, const std::string& path, bool append) : speaks_(speaks), path_(path) {
         signal(SIGPIPE, SIG_IGN);
+        // Opened anew, so that only this description of the terminal or pipe does not block.
+        screen_ = open("/proc/self/fd/1", O_WRONLY | O_APPEND | O_NONBLOCK);
+        if (screen_ < 0) { screen_ = STDOUT_FILENO; }
         if (!speaks || path.empty()) { return; }
         file_ = fopen(path.c_str(), append ? "a" : "w");
         if (!file_) { die("--log is '%s': cannot open it: %s\nHINT: does the folder exist, may you write there?", path.c_str(), strerror(errno)); }
@@ -35,6 +42,7 @@ public:
     Logger(const Logger&) = delete;
     ~Logger() {
         if (file_) { fclose(file_); }
+        if (screen_ > STDERR_FILENO) { ::close(screen_); }
     }
 
     // One line for people. A reader that went away (a closed pipe) does not stop a training run.
@@ -44,8 +52,19 @@ public:
         va_start(args, fmt);
         const std::string text = vformat(fmt, args) + "\n";
         va_end(args);
-        fwrite(text.data(), 1, text.size(), stdout);
         fflush(stdout);
+        for (size_t done = 0; done < text.size();) {
+            const ssize_t n = write(screen_, text.data() + done, text.size() - done);
+            if (n < 0 && errno == EAGAIN) {
+                // An mpirun that was told to end reads no more: a rank that has to save must not wait for its reader.
+                pollfd out = {screen_, POLLOUT, 0};
+                poll(&out, 1, 200);
+                if (stop_signal()) { return; }
+                continue;
+            }
+            if (n < 0 && errno != EINTR) { return; }
+            done += n > 0 ? n : 0;
+        }
     }
     // One record for programs. Not-a-number becomes null. A full disk loses records, not the run: it is said once.
     void record(const nlohmann::json& j) {
@@ -62,4 +81,5 @@ private:
     const bool speaks_;
     std::string path_;
     FILE* file_ = nullptr;
+    int screen_ = STDOUT_FILENO;
 };

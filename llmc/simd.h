@@ -202,7 +202,7 @@ ALWAYS_INLINE vfloat exp(vfloat x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + (r + 1.0f);
-    const vfloat y = (vfloat)((vint)p + ((vint)shifted << 23));  // times 2^n, by the exponent's bits
+    const vfloat y = (vfloat)((vuint)p + ((vuint)shifted << 23));  // times 2^n, by the exponent's bits
     const vfloat low = x < -87.3365448f ? vfloat{} : y;
     return x <= 88.7228394f ? low : x + splat(INFINITY);
 }

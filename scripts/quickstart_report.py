@@ -47,6 +47,7 @@ def main():
     parser.add_argument("--val", required=True, metavar="GLOB", help="the shards validated on")
     parser.add_argument("--out", metavar="FILE.png", help="the picture")
     options = parser.parse_args()
+    sys.stdout.reconfigure(errors="replace")  # an untrained model writes any character; not every terminal can
 
     records = list(plot.Run.read(options.log))
     of_kind = lambda kind: [r for r in records if r.get("kind") == kind]
@@ -55,13 +56,14 @@ def main():
     samples = of_kind("sample")
     unigram, tokens = unigram_loss(read_shards(options.train), read_shards(options.val), flags["vocab"], flags["seq"])
 
-    for when, sample in (("before training", samples[0]), (f"after {samples[-1]['step']} steps", samples[-1])):
-        print(f"What the model wrote {when}:")
+    for sample in samples[:1] + samples[1:][-1:]:
+        print(f"What the model wrote after step {sample['step']}:")
         for line in sample["text"].splitlines():
-            print(textwrap.fill(line, 110, initial_indent="    ", subsequent_indent="    "))
+            printable = "".join(c if c.isprintable() else "\ufffd" for c in line)
+            print(textwrap.fill(printable, 110, initial_indent="    ", subsequent_indent="    "))
         print()
     print(f"Loss in nats per token, on {tokens} tokens of chapters that were kept out of training:")
-    print(f"    this model                            {losses[-1]:.4f}   (before training {losses[0]:.4f})")
+    print(f"    this model                            {losses[-1]:.4f}   ({losses[0]:.4f} before training)")
     print(f"    unigram model (token frequencies)     {unigram:.4f}")
     if not losses[-1] < unigram:
         sys.exit("quickstart_report.py: the model is not better than token frequencies alone: something is wrong with this training")

@@ -486,7 +486,7 @@ def test_import(d):
 
 
 def test_plot(d):
-    python = next((p for p in ('python3', '/usr/bin/python3') if subprocess.run([p, '-c', 'import matplotlib'], stderr=subprocess.DEVNULL).returncode == 0), None)
+    python = next((p for p in ('/usr/bin/python3', 'python3') if subprocess.run([p, '-c', 'import matplotlib'], stderr=subprocess.DEVNULL).returncode == 0), None)
     expect(python, 'no python3 has matplotlib: apt-get install python3-matplotlib')
     ok(SMALL + make_data(d) + ['--steps', 12, '--val', f'{d}/d_000000.bin', '--val-every', 4, '--log', f'{d}/log'])
     subprocess.run([python, os.path.join(ROOT, 'scripts/plot.py'), f'{d}/log', '--out', f'{d}/plot.png'], check=True, stdout=subprocess.PIPE, timeout=60)
@@ -499,6 +499,26 @@ def test_no_validation_no_out_no_log(d):
     help_text = ok(['--help']).stdout
     for flag in ('--sync-factor', '--private-scale', '--train', '--schedule', '--resume', '--generate', '--skip-spikes'):
         expect(flag in help_text, f'{flag} is not in --help')
+
+
+def test_collectives_give_the_same_bits_under_mpirun(d):
+    program = os.path.join(ROOT, 'build/test_comm')
+    for shape in (['1'], ['2'], ['3'], ['4'], ['2', '2']):
+        n = math.prod(map(int, shape))
+        found = [subprocess.run(launcher + [program, '--results'] + shape, env={**os.environ, **MPI_ENV}, stdout=subprocess.PIPE, text=True, timeout=60, check=True).stdout
+                 for launcher in ([], MPIRUN + ['-n', str(n)])]
+        expect(found[0] == found[1] and found[0].count('\n') > 10, f'{shape}: threads and mpirun differ')
+
+
+def test_jobs_that_fail_end_within_seconds(d):
+    program = os.path.join(ROOT, 'build/test_launch')
+    for how, code, word in [('one', 1, 'shard is cut'), ('usage of one', 2, '--heads 3'), ('in flight', 1, 'under way'), ('usage', 2, '--heads 3'), ('alike', 1, 'not a number'), ('memory', 1, 'memory'), ('killed', None, '')]:
+        for launcher in ([], MPIRUN + ['-n', '3']):
+            begin = time.time()
+            r = subprocess.run(launcher + [program, '--fail', how, '3'], env={**os.environ, **MPI_ENV}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
+            expect(r.returncode == code if code else r.returncode != 0, f'{how} {launcher}: exit code {r.returncode} {r.stderr}')
+            expect(word in r.stderr and (r.stderr.count('error:') == 1 or how in ('killed', 'in flight')), f'{how} {launcher}: {r.stderr}')
+            expect(time.time() - begin < 10, f'{how} {launcher}: {time.time() - begin:.1f} s')
 
 
 def test_folder_with_a_space_builds(d):

@@ -8,9 +8,9 @@
 
 namespace cpu {
 
-ALWAYS_INLINE vdouble square(vfloat v) {
+ALWAYS_INLINE void add_squares(vdouble& sum, vfloat v) {  // by reference: how a wide vector is returned depends on the target
     const vdouble d = __builtin_convertvector(v, vdouble);
-    return d * d;
+    sum += d * d;
 }
 ALWAYS_INLINE double sum_in_order(const vdouble& v) {
     double sum = 0.0;
@@ -29,7 +29,7 @@ double sum_of_squares(const X* data, i64 count, Run& run) {
     std::vector<double> parts(ceil_div(count, grain));
     parallel_pieces(count, grain, run, [&](i64 begin, i64 n) {
         vdouble sum{};
-        vector_loop(n, [&](i64 i, auto lanes) { sum += square(load(data + begin + i, lanes)); });
+        vector_loop(n, [&](i64 i, auto lanes) { add_squares(sum, load(data + begin + i, lanes)); });
         parts[begin / grain] = sum_in_order(sum);
     });
     return sum_in_order(parts);
@@ -40,7 +40,7 @@ double sum_of_squared_differences(const X* a, const X* b, i64 ld, i64 N, i64 col
     std::vector<double> parts(N);
     parallel_rows(N, cols, run, [&](i64 r) {
         vdouble sum{};
-        vector_loop(cols, [&](i64 i, auto lanes) { sum += square(load(a + r * ld + i, lanes) - load(b + r * ld + i, lanes)); });
+        vector_loop(cols, [&](i64 i, auto lanes) { add_squares(sum, load(a + r * ld + i, lanes) - load(b + r * ld + i, lanes)); });
         parts[r] = sum_in_order(sum);
     });
     return sum_in_order(parts);

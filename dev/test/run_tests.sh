@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# dev/test/run_tests.sh   every test that needs no GPU: installs what the tests need, builds, runs; the last line is 'N passed, N failed'.
+#
+# 1. unit tests (ops against naive loops, the laws of CAAT-Net, data, checkpoints, collectives)
+# 2. goldens of an independent float64 program, at several T and p, as threads and under mpirun; those of ../shared where it is there
+# 3. the programs as a user runs them (dev/test/e2e.py)
+# 4. the same unit tests under the address and undefined-behaviour sanitizers, the in-process ranks under the thread sanitizer
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+passed=0 failed=0
+jobs=$(nproc)
+log=build/test.log
+# Only tests force these on Open MPI: root in a container.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+mkdir -p build && : > "$log"
+
+say() { printf '[%d:%02d] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$*"; }
+verdict() {  # passed failed name: adds to the count; where something failed, shows the end of the log
+    passed=$((passed + $1)) failed=$((failed + $2))
+    if [ "$2" -gt 0 ]; then
+        say "FAIL $3 ($2 of $(($1 + $2)))"
+        tail -n 60 build/last.log
+    else
+        say "ok   $3 ($1)"
+    fi
+    cat build/last.log >> "$log"
+}
+build() {  # name, make's arguments
+    local name=$1
+    shift
+    say "build: $name"
+    if make -j"$jobs" WERROR=1 "$@" > build/last.log 2>&1; then verdict 1 0 "build $name"; else verdict 0 1 "build $name"; fi
+}
+one() {  # name, command: passes if it exits with 0
+    local name=$1
+    shift
+    if "$@" > build/last.log 2>&1; then verdict 1 0 "$name"; else verdict 0 1 "$name"; fi
+}
+gtest() {  # name, command: counts GoogleTest's tests
+    local name=$1
+    shift
+    "$@" > build/last.log 2>&1
+    local code=$? good bad
+    good=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test.*/\1/p' build/last.log | tail -n 1)
+    bad=$(sed -n 's/^\[  FAILED  \] \([0-9]*\) test.*/\1/p' build/last.log | tail -n 1)
+    if [ $code -ne 0 ] && [ -z "$bad" ]; then bad=1; fi  # a crash, or a sanitizer's report
+    verdict "${good:-0}" "${bad:-0}" "$name"
+}
+
+scripts/install.sh build test || exit 1
+
+build 'programs and unit tests' all unit_tests
+gtest 'unit tests' build/unit_tests
+gtest 'collectives' build/test_comm
+gtest 'launch' build/test_launch
+
+for flags in '' '--recompute 0' '--recompute 2 --zero 1' '--dtype bf16'; do
+    # shellcheck disable=SC2086
+    one "goldens $flags" ./test_gpt $flags
+done
+OMP_NUM_THREADS=1 one 'goldens, OMP_NUM_THREADS=1' ./test_gpt
+for dir in dev/golden/*_tp*; do
+    ranks=${dir##*_tp} ranks=${ranks%%_*}
+    one "golden $(basename "$dir") under mpirun -n $ranks" mpirun --oversubscribe -n "$ranks" ./test_gpt --golden "$dir"
+done
+if [ -d ../shared/golden ]; then
+    for dir in ../shared/golden/*; do
+        model=../shared/data/stories260k
+        ranks=${dir##*/tp} ranks=${ranks%%_*}
+        for launcher in '' "mpirun --oversubscribe -n $ranks"; do
+            # shellcheck disable=SC2086
+            one "$dir ${launcher%% *}" $launcher ./test_gpt --golden "$dir" --init-from $model/hf --batch $model/golden/batch_4x65.i32
+        done
+    done
+fi
+
+dev/test/e2e.py 2>&1 | tee build/last.log
+good=$(sed -n '$s/^\([0-9]*\) passed, [0-9]* failed$/\1/p' build/last.log)
+bad=$(sed -n '$s/^[0-9]* passed, \([0-9]*\) failed$/\1/p' build/last.log)
+verdict "${good:-0}" "${bad:-1}" 'end to end'
+
+# Plain loops for the products: the library's own threads and code would be reported, not ours.
+for sanitizer in address,undefined thread; do
+    folder=build/${sanitizer%%,*}
+    targets="$folder/unit_tests $folder/test_comm $folder/test_launch"
+    # shellcheck disable=SC2086
+    build "sanitizer: $sanitizer" SANITIZE=$sanitizer GEMM=plain MPI=0 BUILD="$folder" $targets
+    export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
+    if [ $sanitizer = thread ]; then
+        gtest 'in-process ranks, thread sanitizer' "$folder/unit_tests" --gtest_filter='Model.*:Checkpoint*:-*Kill*:*FiniteDifferences*'
+    else
+        gtest "unit tests, $sanitizer" "$folder/unit_tests" --gtest_filter='-*FiniteDifferences*'
+    fi
+    gtest "collectives, $sanitizer" "$folder/test_comm"
+    gtest "launch, $sanitizer" "$folder/test_launch"
+done
+
+say "everything that was printed: $log"
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
