@@ -12,7 +12,8 @@ MPI ?= $(if $(shell command -v mpicxx),1,0)
 BUILD ?= build
 CXX := g++
 
-CXXFLAGS := -std=c++20 -O3 -march=native -fno-math-errno -fno-trapping-math -g1 -Wall -Wextra -I. -MMD -MP -pthread
+# -Wno-restrict: g++ 12 warns of std::string itself (its bug 105651).
+CXXFLAGS := -std=c++20 -O3 -march=native -fno-math-errno -fno-trapping-math -g1 -Wall -Wextra -Wno-restrict -I. -MMD -MP -pthread
 LDFLAGS := -pthread
 LDLIBS :=
 ifeq ($(GEMM),dnnl)
