@@ -66,7 +66,7 @@ $(BUILD)/bench_ops: $(BUILD)/bench_ops.o $(OBJECTS)
 test:
 	dev/test/run_tests.sh
 bench: all
-	dev/bench/bench.sh
+	dev/bench/bench.py
 demo:
 	scripts/quickstart.sh
 
