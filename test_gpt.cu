@@ -217,6 +217,7 @@ int main(int argc, char** argv) {
         if (dtype != "fp32" && dtype != "bf16") { usage_error("--dtype is '%s': wanted fp32 or bf16", dtype.c_str()); }
         if (zero < 0 || zero > 1 || recompute < 0 || recompute > 2) { usage_error("--zero is %d, --recompute %d: wanted 0 or 1, and 0 to 2", zero, recompute); }
         std::vector<std::string> dirs{golden};
+        if (golden.empty() && launched_world().by_mpi) { usage_error("under mpirun one golden is tested at a time\nHINT: --golden DIR, with -n T of that golden"); }
         if (golden.empty()) {
             dirs.clear();
             for (const auto& entry : std::filesystem::directory_iterator("dev/golden")) {

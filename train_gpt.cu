@@ -462,6 +462,7 @@ struct Trainer {
     Optimizer<X> optimizer;
     Arena state{"optimiser"};
     SpikeFilter loss_filter, norm_filter;
+    i64 updates = 0;  // steps that changed the weights: Adam's t
 
     // Without training there are no gradients, no optimiser state, and nothing is kept for backward.
     Trainer(const Options& o, Ranks& ranks, Run& run, bool training)
@@ -500,7 +501,8 @@ struct Trainer {
         copy_to_device(acts.targets, targets.data(), B * S, run);
     }
 
-    // This rank's windows of step t's global batch -> one update of the weights, the same on every rank.
+    // This rank's windows of step t's global batch -> one update of the weights, the same on every rank. A loss or norm that is
+    // not finite, or a spike, leaves the weights as they are.
     StepResult step(const int32_t* windows, i64 t) {
         const i64 B = o.micro_batch, S = o.seq, D = ranks.dp->size, micro_batches = o.global_batch / D / B;
         const float scale = (float)(1.0 / (double)(o.global_batch * S));
@@ -515,27 +517,24 @@ struct Trainer {
         StepResult result{sum_over_dp(local_loss) / (double)(o.global_batch * S), 0, false};
         optimizer.reduce_gradients();                                                                         // <=> DP sum, TP sum of replicated tensors
         result.grad_norm = optimizer.gradient_norm(run);                                                      // <=> two numbers
-        check(std::isfinite(result.loss) && std::isfinite(result.grad_norm),
-              "step %lld: the loss is %g and the gradient norm %g; stopped before the weights changed\nHINT: lower --lr, raise --warmup, or --skip-spikes; "
-              "the last checkpoint is intact", (long long)t, result.loss, result.grad_norm);
-        if (o.skip_spikes > 0 && (loss_filter.deviations(result.loss) > o.skip_spikes || norm_filter.deviations(result.grad_norm) > o.skip_spikes)) {
-            result.skipped = true;
-            return result;
-        }
-        loss_filter.add(result.loss), norm_filter.add(result.grad_norm);
+        if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) { return result; }               // nothing changed: the caller stops
+        result.skipped = loss_filter.is_spike(result.loss, o.skip_spikes) || norm_filter.is_spike(result.grad_norm, o.skip_spikes);
+        loss_filter.add(result.loss, o.skip_spikes), norm_filter.add(result.grad_norm, o.skip_spikes);
+        if (result.skipped) { return result; }
+        updates++;
         AdamW hyper;
         hyper.lr = (float)learning_rate(o, t), hyper.beta1 = (float)o.beta1, hyper.beta2 = (float)o.beta2, hyper.eps = (float)o.eps;
         hyper.weight_decay = (float)o.weight_decay;
-        hyper.correction1 = (float)(1.0 - std::pow(o.beta1, (double)t)), hyper.correction2 = (float)(1.0 - std::pow(o.beta2, (double)t));
+        hyper.correction1 = (float)(1.0 - std::pow(o.beta1, (double)updates)), hyper.correction2 = (float)(1.0 - std::pow(o.beta2, (double)updates));
         hyper.grad_scale = o.clip > 0 ? (float)std::min(1.0, o.clip / (result.grad_norm + 1e-6)) : 1.0f;
         optimizer.update(hyper, run);                                                                         // <=> ZeRO-1: new parameters
         return result;
     }
 
-    // The mean loss over the first windows of a set, in order; all of them where batches is 0.
+    // The mean loss over the first global batches of a set, in order; over all of it where batches is 0.
     double validate(const DataLoader& set, i64 batches) {
         const i64 B = o.micro_batch, S = o.seq, D = ranks.dp->size;
-        const i64 windows = batches > 0 ? std::min(set.windows(), batches * B * D) : set.windows();
+        const i64 windows = batches > 0 ? std::min(set.windows(), batches * o.global_batch) : set.windows();
         std::vector<int32_t> batch(B * (S + 1));
         double loss = 0;
         for (i64 at = 0; at < windows; at += B * D) {
@@ -605,54 +604,20 @@ json Trainer<X>::insight() {
 // =====================================================================================================================
 // 5. Generation
 
-// Feeds tokens through the model with a KV cache and returns the logits of the last one, the same on every rank.
-template <typename X>
-struct Generator {
-    static constexpr i64 PREFILL = 256;  // prompt tokens at a time
-    Model<X>& model;
-    const i64 context;
-    Activations<X> acts;
-
-    Generator(Model<X>& model, i64 context)
-        : model(model), context(context), acts(model.r, model.tp, 1, std::min(context, PREFILL), context, Keep::NOTHING) { acts.allocate(); }
-
-    std::vector<float> logits(const std::vector<int>& tokens, i64 pos0) {
-        const RankShape& r = model.r;
-        const int T = model.tp.comm.size;
-        i64 n = 0;
-        for (i64 at = 0; at < (i64)tokens.size(); at += n) {
-            n = std::min((i64)tokens.size() - at, acts.max_S);
-            copy_to_device(acts.tokens, tokens.data() + at, n, model.run);
-            model.forward(acts, 1, n, pos0 + at);
-        }
-        matmul_forward(acts.row_logits, r.Vr, acts.n_out + (n - 1) * r.C, model.w.head, (const X*)nullptr, 1, r.C, r.Vr, 1.0f, model.run);
-        model.tp.comm.all_gather(acts.row_logits, acts.all_row_logits, r.Vmax * (i64)sizeof(float), Traffic::LOSS);   // <=> every shard's logits
-        std::vector<float> gathered(T * r.Vmax), all;
-        copy_to_host(gathered.data(), acts.all_row_logits, T * r.Vmax, model.run);
-        for (int t = 0; t < T; t++) {
-            const i64 rows = vocab_range(model.config, T, t).size();
-            all.insert(all.end(), gathered.begin() + t * r.Vmax, gathered.begin() + t * r.Vmax + rows);
-        }
-        return all;
-    }
-
-    // Calls emit(token) for each new token; ends after `count`, at a token in `stop` (not emitted), or where the context is full.
-    i64 generate(std::vector<int> prompt, i64 count, Sampler& sampler, const std::vector<int>& stop, const std::function<void(int)>& emit) {
-        check((i64)prompt.size() <= context, "the prompt has %zu tokens, but the model's context is %lld\nHINT: shorten the prompt", prompt.size(), (long long)context);
-        i64 at = 0, made = 0;
-        while (made < count) {
-            const std::vector<float> l = logits(prompt, at);
-            at += (i64)prompt.size();
-            const int token = sampler.sample(l.data(), (i64)l.size());
-            if (std::find(stop.begin(), stop.end(), token) != stop.end()) { break; }
-            emit(token);
-            made++;
-            if (at == context) { break; }
-            prompt = {token};
-        }
-        return made;
-    }
-};
+// What a token set says of itself, as checkpoints keep it; null where there is no side file.
+json token_rule(const DataLoader& data) {
+    const auto info = data.token_set();
+    if (!info) { return json(); }
+    return {{"bos", info->bos}, {"eos", info->eos}, {"tokenizer_file", info->tokenizer_file}, {"tokenizer_hash", info->tokenizer_hash}};
+}
+// Two sets of one model come from one tokenizer; where it is known, others are refused.
+void check_same_tokenizer(const DataLoader& set, const json& rule, const char* flag, const std::string& value) {
+    const json own = token_rule(set);
+    if (!own.is_object() || !rule.is_object() || own["tokenizer_hash"] == rule["tokenizer_hash"]) { return; }
+    usage_error("%s '%s' was made with the tokenizer '%s' (XXH3 %s), the training data with '%s' (XXH3 %s)\nHINT: tokenize it again with the latter", flag, value.c_str(),
+                own["tokenizer_file"].get<std::string>().c_str(), own["tokenizer_hash"].get<std::string>().c_str(), rule["tokenizer_file"].get<std::string>().c_str(),
+                rule["tokenizer_hash"].get<std::string>().c_str());
+}
 
 // How text becomes tokens for a model: the tokenizer, and the rule of the shards it was trained on.
 struct TextRule {
@@ -684,6 +649,67 @@ struct TextRule {
             if (!ignore_eos && id >= 0) { stop.push_back(id); }
         }
         return stop;
+    }
+};
+
+// Feeds tokens through the model with a KV cache and returns the logits of the last one, the same on every rank.
+template <typename X>
+struct Generator {
+    static constexpr i64 PREFILL = 256;  // prompt tokens at a time
+    Model<X>& model;
+    const i64 context;
+    Activations<X> acts;
+
+    Generator(Model<X>& model, i64 context)
+        : model(model), context(context), acts(model.r, model.tp, 1, std::min(context, PREFILL), context, Keep::NOTHING) { acts.allocate(); }
+
+    std::vector<float> logits(const std::vector<int>& tokens, i64 pos0) {
+        const RankShape& r = model.r;
+        const int T = model.tp.comm.size;
+        i64 n = 0;
+        for (i64 at = 0; at < (i64)tokens.size(); at += n) {
+            n = std::min((i64)tokens.size() - at, acts.max_S);
+            copy_to_device(acts.tokens, tokens.data() + at, n, model.run);
+            model.forward(acts, 1, n, pos0 + at);
+        }
+        matmul_forward(acts.row_logits, r.Vr, acts.n_out + (n - 1) * r.C, model.w.head, (const X*)nullptr, 1, r.C, r.Vr, 1.0f, model.run);
+        model.tp.comm.all_gather(acts.row_logits, acts.all_row_logits, r.Vmax * (i64)sizeof(float), Traffic::LOSS);   // <=> every shard's logits
+        std::vector<float> gathered(T * r.Vmax), all;
+        copy_to_host(gathered.data(), acts.all_row_logits, T * r.Vmax, model.run);
+        for (int t = 0; t < T; t++) {
+            const i64 rows = vocab_range(model.config, T, t).size();
+            all.insert(all.end(), gathered.begin() + t * r.Vmax, gathered.begin() + t * r.Vmax + rows);
+        }
+        return all;
+    }
+
+    // Calls emit(token) for each new token, one of the first `ids`; ends after `count`, at a token in `stop` (not emitted), or
+    // where the context is full.
+    i64 generate(std::vector<int> prompt, i64 count, i64 ids, Sampler& sampler, const std::vector<int>& stop, const std::function<void(int)>& emit) {
+        check((i64)prompt.size() <= context, "the prompt has %zu tokens, but the model's context is %lld\nHINT: shorten the prompt", prompt.size(), (long long)context);
+        i64 at = 0, made = 0;
+        while (made < count) {
+            const std::vector<float> l = logits(prompt, at);
+            at += (i64)prompt.size();
+            const int token = sampler.sample(l.data(), std::min((i64)l.size(), ids));
+            if (std::find(stop.begin(), stop.end(), token) != stop.end()) { break; }
+            emit(token);
+            made++;
+            if (at == context) { break; }
+            prompt = {token};
+        }
+        return made;
+    }
+
+    // Continues a text: emit(piece) gets whole characters. The decoder reads the prompt first, so that the continuation keeps
+    // the space it begins with.
+    i64 write(const TextRule& rule, const std::string& prompt, i64 count, Sampler& sampler, bool ignore_eos, const std::function<void(const std::string&)>& emit) {
+        const std::vector<int> ids = rule.encode(prompt);
+        StreamDecoder decoder(*rule.tokenizer);
+        for (int id : ids) { decoder.feed(id); }
+        const i64 made = generate(ids, count, rule.tokenizer->vocab_size(), sampler, rule.stop_tokens(ignore_eos), [&](int id) { emit(decoder.feed(id)); });
+        emit(decoder.flush());
+        return made;
     }
 };
 
@@ -733,7 +759,7 @@ json print_header(const Options& o, Trainer<X>& trainer, Ranks& ranks, Logger& l
     row("sync", T == 1 ? std::string("one rank: no channel is private")
                        : format("p %g: %lld of %lld channels shared, private scale %s, %s on the wire", o.sync_factor, (long long)trainer.model.tp.Ck, (long long)m.channels,
                                 o.private_scale.c_str(), dtype_name(trainer.model.tp.wire)));
-    row("wire", format("%.1f MB per rank and step in the layers; %.1f MB at p = 1", volume.here / 1e6, volume.plain / 1e6));
+    row("wire", human_bytes(volume.here) + " per rank and step in the layers; " + human_bytes(volume.plain) + " at p = 1");
     row("memory", format("%.3f GiB per rank: %s", bytes / 1073741824.0, memory.c_str()));
     row("numbers", format("%s activations and weights, fp32 master weights, gradients, moments; GEMM: %s", dtype_name(dtype_of<X>), gemm_library().c_str()));
     row("batch", format("%lld sequences of %lld = %s tokens a step, micro-batch %lld", (long long)o.global_batch, (long long)o.seq, human_count((double)(o.global_batch * o.seq)).c_str(),
@@ -753,13 +779,13 @@ json print_header(const Options& o, Trainer<X>& trainer, Ranks& ranks, Logger& l
 }
 
 // Refuses what cannot fit before anything is allocated, with the size; the kernel would kill the job without a word.
-template <typename X>
-void check_memory(Trainer<X>& trainer, const Ranks& ranks) {
+void check_memory(const std::vector<const Arena*>& families, const Ranks& ranks) {
     i64 bytes = 0;
-    for (const Arena* arena : trainer.families()) { bytes += arena->bytes(); }
+    for (const Arena* arena : families) { bytes += arena->bytes(); }
     const double need = (double)bytes * ranks.ranks_on_host, have = (double)available_memory();
     check(need <= have, "this run needs %.2f GiB on this host (%d rank%s), and %.2f GiB are free\nHINT: lower --micro-batch (activations), or raise --recompute; --dry-run shows each part",
           need / 1073741824.0, ranks.ranks_on_host, ranks.ranks_on_host == 1 ? "" : "s", have / 1073741824.0);
+    ranks.world->barrier();  // before a sibling takes its share
 }
 
 json bytes_record(const CommStats& before, const CommStats& after) {
@@ -767,7 +793,7 @@ json bytes_record(const CommStats& before, const CommStats& after) {
     i64 all = 0;
     for (int t = 0; t < (int)Traffic::COUNT; t++) { all += sent((Traffic)t); }
     return {{"comm_bytes", all}, {"comm_bytes_tp_layers", sent(Traffic::TP_LAYERS)}, {"comm_bytes_embedding", sent(Traffic::EMBEDDING)},
-            {"comm_bytes_loss", sent(Traffic::LOSS)}, {"comm_bytes_dp", sent(Traffic::DP)}, {"comm_exposed_seconds", after.exposed_seconds - before.exposed_seconds}};
+            {"comm_bytes_loss", sent(Traffic::LOSS)}, {"comm_bytes_dp", sent(Traffic::DP)}, {"comm_bytes_other", sent(Traffic::OTHER)}, {"comm_exposed_seconds", after.exposed_seconds - before.exposed_seconds}};
 }
 CommStats all_stats(const Ranks& ranks) {
     CommStats sum;
@@ -778,14 +804,22 @@ CommStats all_stats(const Ranks& ranks) {
     return sum;
 }
 
+// The first record of a log: every flag's effective value, what was built, where it runs.
+json run_record(const Options& o, const Ranks& ranks, Run& run) {
+    Options e = o;
+    e.threads = run.team.threads() * ranks.ranks_on_host;
+    if (e.reduce_dtype == "auto") { e.reduce_dtype = e.dtype; }
+    if (e.decay_steps == 0) { e.decay_steps = e.steps; }
+    if (e.wsd_decay == 0) { e.wsd_decay = e.steps / 5; }
+    return {{"kind", "run"}, {"flags", json::parse(options_to_json(e))}, {"build", build_description() + ", " + gemm_library()}, {"host", host_name()}, {"ranks", ranks.world->size}};
+}
+
 // What a resumed run must find again, beside the arrays.
-json run_state(const Options& o, const DataLoader& data, const Sampler& sampler, const SpikeFilter& losses, const SpikeFilter& norms, i64 tokens) {
-    json tokenset;
-    if (const auto info = data.token_set()) { tokenset = {{"bos", info->bos}, {"eos", info->eos}, {"tokenizer_file", info->tokenizer_file}, {"tokenizer_hash", info->tokenizer_hash}}; }
+json run_state(const Options& o, const DataLoader& data, const Sampler& sampler, const SpikeFilter& losses, const SpikeFilter& norms, i64 updates, i64 tokens) {
     return {{"model", model_to_json(o.shape)}, {"tp", o.tp}, {"sync_factor", o.sync_factor}, {"private_scale", o.private_scale},
             {"vocab_rows_per_rank", vocab_rows_per_rank(o.shape, o.tp)}, {"options", json::parse(options_to_json(o))},
             {"data", {{"position", data.state().position}, {"drawn", data.state().drawn}, {"identity", data.identity()}}},
-            {"sampler", sampler.state}, {"recent_losses", losses.values}, {"recent_norms", norms.values}, {"tokens_seen", tokens}, {"tokens", tokenset}};
+            {"sampler", sampler.state}, {"recent_losses", losses.values}, {"recent_norms", norms.values}, {"updates", updates}, {"tokens_seen", tokens}, {"tokens", token_rule(data)}};
 }
 
 template <typename X>
@@ -808,10 +842,21 @@ TensorSource saved_weights(Checkpoint& checkpoint, const Model<X>& model) {
     };
 }
 
+// p, T and who owns a vocabulary row are part of a model with private channels. The flags were compared by name already; this
+// is the law, whatever way a checkpoint came here.
+void check_same_model(const Options& o, const Checkpoint& checkpoint) {
+    const json& meta = checkpoint.meta();
+    const bool plain = o.sync_factor == 1.0 && meta.at("sync_factor") == 1.0;
+    const bool same = model_to_json(o.shape) == meta.at("model") && o.sync_factor == meta.at("sync_factor") &&
+                      (plain || (o.tp == checkpoint.tp() && o.private_scale == meta.at("private_scale") && vocab_rows_per_rank(o.shape, o.tp) == meta.at("vocab_rows_per_rank")));
+    if (!same) { usage_error("'%s' holds another model: shape, --sync-factor, --tp or --private-scale differ\nHINT: leave those flags out to use the checkpoint's own", checkpoint.dir().c_str()); }
+}
+
 // Weights, moments, filters, data position, sampler: all as the saved run had them.
 template <typename X>
 void restore(Trainer<X>& trainer, Checkpoint& checkpoint, DataLoader& data, Sampler& sampler, i64& tokens) {
     const Options& o = trainer.o;
+    check_same_model(o, checkpoint);
     trainer.load(saved_weights(checkpoint, trainer.model));
     std::vector<StateView> moments;
     for (const auto& owned : trainer.optimizer.owned()) { moments.push_back({owned.range, nullptr, trainer.optimizer.m(owned), trainer.optimizer.v(owned)}); }
@@ -826,7 +871,7 @@ void restore(Trainer<X>& trainer, Checkpoint& checkpoint, DataLoader& data, Samp
     sampler.state = meta.at("sampler");
     trainer.loss_filter.values = meta.at("recent_losses").get<std::deque<double>>();
     trainer.norm_filter.values = meta.at("recent_norms").get<std::deque<double>>();
-    tokens = meta.at("tokens_seen");
+    trainer.updates = meta.at("updates"), tokens = meta.at("tokens_seen");
 }
 
 template <typename X>
@@ -838,24 +883,32 @@ int train(const Options& o, Ranks& ranks, Run& run) {
                     (long long)o.micro_batch, (long long)D, (long long)round_up(o.global_batch, o.micro_batch * D));
     }
     const std::string resumed = o.resume && !o.dry_run ? latest_checkpoint(o.out) : "";
-    if (!o.out.empty() && !o.dry_run) {
-        if (speaks) { prepare_folder(o.out); }
-        if (resumed.empty() && !latest_checkpoint(o.out).empty()) {
-            usage_error("--out '%s' already holds checkpoints\nHINT: --resume continues them; another folder starts anew", o.out.c_str());
-        }
+    if (!o.out.empty()) { check_not_a_checkpoint(o.out); }
+    if (!o.dry_run && resumed.empty() && !o.out.empty() && !latest_checkpoint(o.out).empty()) {
+        usage_error("--out '%s' already holds checkpoints\nHINT: --resume continues them; another folder starts anew", o.out.c_str());
     }
-    Logger log(speaks, o.dry_run ? "" : o.log, !resumed.empty());
+    Logger log(speaks);
     Trainer<X> trainer(o, ranks, run, true);
     std::optional<DataLoader> data, val;
-    if (!o.train.empty() && (!o.dry_run)) { data.emplace(o.train, o.seq, o.shape.vocab, o.seed, WindowOrder::shuffled); }
+    if (!o.train.empty() && !o.dry_run) { data.emplace(o.train, o.seq, o.shape.vocab, o.seed, WindowOrder::shuffled); }
     if (!o.val.empty() && !o.dry_run) { val.emplace(o.val, o.seq, o.shape.vocab, o.seed, WindowOrder::sequential); }
+    const json rule = data ? token_rule(*data) : json();
+    if (val) { check_same_tokenizer(*val, rule, "--val", o.val); }
+    std::optional<TextRule> text;
+    if (o.sample_every > 0 && !o.dry_run) { text.emplace(o.tokenizer, rule, o.shape.vocab); }
     const json facts = print_header(o, trainer, ranks, log, data ? &*data : nullptr, val ? &*val : nullptr);
-    if (o.dry_run) { return EXIT_OK; }
-    json record = {{"kind", "run"}, {"flags", json::parse(options_to_json(o))}, {"build", build_description()}, {"host", host_name()}, {"ranks", ranks.world->size},
-                   {"resumed_from", resumed.empty() ? json() : json(resumed)}};
+    if (o.dry_run) {
+        log.check_said();
+        return EXIT_OK;
+    }
+    check_memory(trainer.families(), ranks);
+    std::optional<FolderLock> lock;
+    if (!o.out.empty() && speaks) { prepare_folder(o.out), lock.emplace(lock_folder(o.out)); }
+    log.open(o.log, !resumed.empty());
+    json record = run_record(o, ranks, run);
+    record["resumed_from"] = resumed.empty() ? json() : json(resumed);
     record.update(facts);
     log.record(record);
-    check_memory(trainer, ranks);
     trainer.allocate();
 
     // Weights: the checkpoint's, a Hugging Face folder's, or new ones.
@@ -866,6 +919,7 @@ int train(const Options& o, Ranks& ranks, Run& run) {
         restore(trainer, checkpoint, *data, sampler, tokens);
         start = checkpoint.step();
         log.line("resumed from '%s' after step %lld", resumed.c_str(), (long long)start);
+        if (start >= o.steps) { log.line("nothing to do: --steps is %lld", (long long)o.steps); }
     } else {
         std::optional<HfWeights> imported;
         if (!o.init_from.empty()) { imported.emplace(o.init_from, o.shape, parameter_specs(o.shape)); }
@@ -879,14 +933,10 @@ int train(const Options& o, Ranks& ranks, Run& run) {
             }
         }
     }
-    std::optional<TextRule> text;
+    check_ranks_agree(ranks, "the step to start from", start);
+    check_ranks_agree(ranks, "the number format (0 fp32, 1 bf16)", (i64)dtype_of<X>);
     std::optional<Generator<X>> generator;
-    if (o.sample_every > 0) {
-        json rule;
-        if (const auto info = data->token_set()) { rule = {{"bos", info->bos}, {"tokenizer_hash", info->tokenizer_hash}}; }
-        text.emplace(o.tokenizer, rule, o.shape.vocab);
-        generator.emplace(trainer.model, o.seq);
-    }
+    if (text) { generator.emplace(trainer.model, o.seq); }
 
     auto validate = [&](i64 step) {
         if (!val) { return; }
@@ -894,19 +944,18 @@ int train(const Options& o, Ranks& ranks, Run& run) {
         const double bits = bytes > 0 ? loss / M_LN2 / bytes : NAN;
         log.line("step %*lld | validation loss %.4f nats per token%s", (int)std::to_string(o.steps).size(), (long long)step, loss, bytes > 0 ? format(", %.4f bits per byte", bits).c_str() : "");
         log.record({{"kind", "val"}, {"step", step}, {"loss", loss}, {"bits_per_byte", bits}});
+        check(std::isfinite(loss), "step %lld: the validation loss is %g; nothing was saved\nHINT: lower --lr, raise --warmup or --eps", (long long)step, loss);
     };
     auto write_sample = [&](i64 step) {
-        StreamDecoder decoder(*text->tokenizer);
         std::string out;
-        generator->generate(text->encode(o.prompt), std::min<i64>(o.seq - 1, 80), sampler, text->stop_tokens(false), [&](int id) { out += decoder.feed(id); });
-        out += decoder.flush();
+        generator->write(*text, o.prompt, std::min<i64>(o.seq - 1, 80), sampler, false, [&](const std::string& piece) { out += piece; });
         log.line("step %lld | sample: %s%s", (long long)step, o.prompt.c_str(), out.c_str());
         log.record({{"kind", "sample"}, {"step", step}, {"text", o.prompt + out}});
     };
     auto save = [&](i64 step) {
         if (o.out.empty()) { return; }
         const double begin = now_seconds();
-        const std::string path = save_checkpoint(o.out, run_state(o, *data, sampler, trainer.loss_filter, trainer.norm_filter, tokens), step, state_views(trainer), ranks, (int)o.keep, run);
+        const std::string path = save_checkpoint(o.out, run_state(o, *data, sampler, trainer.loss_filter, trainer.norm_filter, trainer.updates, tokens), step, state_views(trainer), ranks, o.keep, run);
         log.line("step %lld | checkpoint '%s' (%.1f s)", (long long)step, path.c_str(), now_seconds() - begin);
         log.record({{"kind", "checkpoint"}, {"step", step}, {"path", path}});
     };
@@ -915,11 +964,11 @@ int train(const Options& o, Ranks& ranks, Run& run) {
     if (resumed.empty()) {
         validate(0);
         if (text) { write_sample(0); }
+        if (o.steps == 0) { save(0); }  // an imported model as a checkpoint
     }
     catch_stop_signals();
     std::vector<int32_t> windows(local * (o.seq + 1));
     std::deque<double> recent;
-    i64 saved = resumed.empty() ? -1 : start;
     for (i64 t = start + 1; t <= o.steps; t++) {
         const CommStats before = all_stats(ranks);
         const double begin = now_seconds();
@@ -938,22 +987,23 @@ int train(const Options& o, Ranks& ranks, Run& run) {
                             {"seconds", seconds}, {"tokens_per_second", rate}, {"skipped", result.skipped}};
         step_record.update(sent);
         log.record(step_record);
+        check(std::isfinite(result.loss) && std::isfinite(result.grad_norm), "step %lld: the loss is %g and the gradient norm %g; stopped before the weights changed\nHINT: lower --lr, raise --warmup",
+              (long long)t, result.loss, result.grad_norm);
 
         if (every(o.insight_every, t)) {
             json found = trainer.insight();
             found.update({{"kind", "insight"}, {"step", t}});
             log.record(found);
         }
-        if (every(o.val_every, t) || t == o.steps) { validate(t); }
-        if (text && (every(o.sample_every, t) || t == o.steps)) { write_sample(t); }
         const int signal = agree_on_stop(ranks);                                                              // <=> the largest signal number
-        if (every(o.save_every, t) || t == o.steps || signal) { save(t), saved = t; }
+        if (!signal && (every(o.val_every, t) || t == o.steps)) { validate(t); }
+        if (!signal && text && (every(o.sample_every, t) || t == o.steps)) { write_sample(t); }
+        if (every(o.save_every, t) || t == o.steps || signal) { save(t); }
         if (signal) {
             log.line("stopped by signal %d after step %lld%s", signal, (long long)t, o.out.empty() ? "; nothing saved, --out is not set" : ", saved");
             return 128 + signal;
         }
     }
-    if (saved != o.steps && start < o.steps) { save(o.steps); }
     if (data->sources().size() > 1) {
         for (size_t s = 0; s < data->sources().size(); s++) {
             log.line("source %s: %.4f of the windows drawn, %.2f epochs", data->sources()[s].glob.c_str(), (double)data->state().drawn[s] / (double)std::max<i64>(data->state().position, 1),
@@ -967,66 +1017,97 @@ int train(const Options& o, Ranks& ranks, Run& run) {
 template <typename X>
 int use(const Options& o, Ranks& ranks, Run& run) {
     const bool speaks = ranks.world->rank == 0;
-    Logger log(speaks, o.log, true);
-    if (ranks.dp->size != 1 && o.generate > 0) { usage_error("--dp is %d: generation is for one data-parallel rank\nHINT: --dp 1", ranks.dp->size); }
+    Logger log(speaks);
+    if (ranks.dp->size != 1 && o.generate >= 0) { usage_error("--dp is %d: generation is for one data-parallel rank\nHINT: --dp 1", ranks.dp->size); }
     std::optional<Checkpoint> checkpoint;
     std::optional<HfWeights> imported;
     if (!o.checkpoint.empty()) { checkpoint.emplace(latest_checkpoint(o.checkpoint)); }
     else { imported.emplace(o.init_from, o.shape, parameter_specs(o.shape)); }
     if (o.info) {
-        if (!checkpoint) { usage_error("--info needs --checkpoint"); }
-        if (speaks) { printf("%s\n", checkpoint->meta().dump(2).c_str()); }
+        json info = {{"path", checkpoint->dir()}, {"step", checkpoint->step()}};
+        info.update(checkpoint->meta());
+        log.line("%s", info.dump(2, ' ', false, json::error_handler_t::replace).c_str());
+        log.check_said();
         return EXIT_OK;
     }
+    if (checkpoint) { check_same_model(o, *checkpoint); }
+    const json rule = checkpoint ? checkpoint->meta().value("tokens", json()) : json();
     auto load = [&](Model<X>& model) {
         const TensorSource source = imported ? new_weights(o, model.tp, &*imported) : saved_weights(*checkpoint, model);
         load_parameters<X>(model, source, [](const Tensor&, const float*) {});
     };
     if (!o.eval.empty()) {
         Trainer<X> trainer(o, ranks, run, false);
+        check_memory(trainer.families(), ranks);
+        log.open(o.log, true);
+        log.record(run_record(o, ranks, run));
         trainer.allocate();
         load(trainer.model);
         for (const std::string& file : o.eval) {
             const DataLoader set(file, o.seq, o.shape.vocab, 0, WindowOrder::sequential);
+            check_same_tokenizer(set, rule, "--eval", file);
             const double loss = trainer.validate(set, 0), bytes = set.text_bytes_per_token();
             log.line("%s: %lld windows of %lld tokens | loss %.6f nats per token | perplexity %.4f%s", file.c_str(), (long long)set.windows(), (long long)o.seq, loss, std::exp(loss),
                      bytes > 0 ? format(" | %.6f bits per byte", loss / M_LN2 / bytes).c_str() : "");
+            check(std::isfinite(loss), "the loss of '%s' is %g: the weights are damaged, or the run that made them diverged", file.c_str(), loss);
             log.record({{"kind", "eval"}, {"file", file}, {"loss", loss}, {"windows", set.windows()}, {"bits_per_byte", bytes > 0 ? loss / M_LN2 / bytes : NAN}});
         }
+        log.check_said();
         return EXIT_OK;
     }
     const i64 context = std::max<i64>(o.shape.max_positions, 1);
+    const TextRule text(o.tokenizer, rule, o.shape.vocab);
+    text.encode(o.prompt);
     Model<X> model(o.shape, make_tensor_parallel(o, ranks), context, false, run);
+    check_memory({&model.parameters, &model.rope}, ranks);
     model.allocate();
     load(model);
-    const TextRule text(o.tokenizer, checkpoint ? checkpoint->meta().value("tokens", json()) : json(), o.shape.vocab);
     Generator<X> generator(model, context);
     Sampler sampler{(uint64_t)o.seed, o.temperature, o.top_k, o.top_p};
-    StreamDecoder decoder(*text.tokenizer);
+    bool begun = false;
     auto say = [&](const std::string& piece) {
-        if (speaks) { fwrite(piece.data(), 1, piece.size(), stdout), fflush(stdout); }
+        if (!speaks) { return; }
+        const std::string all = (begun ? "" : o.prompt) + piece;
+        begun = true;
+        check(fwrite(all.data(), 1, all.size(), stdout) == all.size() && fflush(stdout) == 0, "cannot write to standard output: %s", strerror(errno));
     };
-    say(o.prompt);
     const double begin = now_seconds();
-    const i64 made = generator.generate(text.encode(o.prompt), o.generate, sampler, text.stop_tokens(o.ignore_eos), [&](int id) { say(decoder.feed(id)); });
-    say(decoder.flush() + "\n");
+    const i64 made = generator.write(text, o.prompt, o.generate, sampler, o.ignore_eos, say);
+    say("\n");
     if (speaks) { fprintf(stderr, "[%lld tokens, %.1f tokens/s]\n", (long long)made, (double)made / (now_seconds() - begin)); }
     return EXIT_OK;
 }
 
+// Ranks that are only counted: a dry run of any size needs no thread.
+struct PlannedComm : Comm {
+    using Comm::Comm;
+    void start(int, Exchange) override { die("a dry run sends nothing"); }
+    void finish(int) override {}
+};
+
 int run_ranks(const Options& options) {
+    if (options.dry_run && !launched_world().by_mpi) {
+        const int D = std::max(options.dp, 1);
+        PlannedComm world(0, (int)std::min<i64>((i64)options.tp * D, INT32_MAX)), tp(0, options.tp), dp(0, D);
+        Ranks ranks = {&world, &tp, &dp, 1};
+        Run run(1);
+        return options.dtype == "bf16" ? train<bf16>(options, ranks, run) : train<float>(options, ranks, run);
+    }
     return launch(options.tp, options.dp, [&](Ranks& ranks) {
         Options o = options;
         o.dp = ranks.dp->size;
         Run run = make_run(o.threads, ranks.ranks_on_host);
         run.poll = [&ranks] { ranks.poll(); };
-        const bool uses = o.generate > 0 || !o.eval.empty() || o.info;
+        const bool uses = o.uses_a_model();
         if (o.dtype == "bf16") { return uses ? use<bf16>(o, ranks, run) : train<bf16>(o, ranks, run); }
         return uses ? use<float>(o, ranks, run) : train<float>(o, ranks, run);
     });
 }
 
 int main(int argc, char** argv) {
+    for (int fd : {0, 1, 2}) {  // one that is closed would become the next file that is opened
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) { return EXIT_FAILED; }
+    }
     const bool speaks = launched_world().rank == 0;
     Options options;
     try {

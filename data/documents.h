@@ -87,7 +87,11 @@ private:
         return n;
     }
     size_t read_gzip(char* out, size_t bytes) {
-        if (at_frame_end_) { inflateReset(&gzip_); }  // the next member of a file that was packed in parts
+        if (at_frame_end_) {
+            while (packed_begin_ < packed_end_ && packed_[packed_begin_] == 0) { packed_begin_++; }  // tapes pad with zeros, as gzip knows
+            if (packed_begin_ == packed_end_) { return 0; }
+            inflateReset(&gzip_);  // the next member of a file that was packed in parts
+        }
         gzip_.next_in = (Bytef*)packed_.data() + packed_begin_;
         gzip_.avail_in = packed_end_ - packed_begin_;
         gzip_.next_out = (Bytef*)out;
@@ -153,12 +157,26 @@ inline bool is_text_name(const std::string& name) {
     return name.ends_with(".txt") || name.ends_with(".txt.gz") || name.ends_with(".txt.zst");
 }
 
+// Adds the text files in a folder and below it. One that cannot be read, such as a link to nothing, is an error: its text would be missed.
+inline void list_folder(const std::string& folder, std::vector<std::string>& files) {
+    std::error_code error;
+    std::filesystem::recursive_directory_iterator entry(folder, error), end;
+    for (; !error && entry != end; entry.increment(error)) {
+        const std::string path = entry->path().string();
+        if (!is_json_name(path) && !is_text_name(path)) { continue; }
+        std::error_code file_error;
+        if (entry->is_regular_file(file_error)) { files.push_back(path); }
+        check(!file_error, "input '%s': %s\nHINT: remove it, or pass the files one by one", path.c_str(), file_error.message().c_str());
+    }
+    check(!error, "cannot list the input folder '%s' and those in it: %s", folder.c_str(), error.message().c_str());
+}
+
 // Files as given; a folder stands for the text files in it and below, sorted by path.
 inline std::vector<std::string> list_inputs(const std::vector<std::string>& inputs, const std::string& input_format) {
     std::vector<std::string> files;
     for (const std::string& input : inputs) {
         if (!is_directory(input)) {
-            check(input == "-" || path_exists(input), "input '%s': %s", input.c_str(), strerror(ENOENT));
+            check(input == "-" || path_exists(input), "input '%s': %s", input.c_str(), strerror(errno));
             if (input != "-" && input_format == "auto" && !is_json_name(input) && !is_text_name(input)) {
                 usage_error(
                     "input '%s': wanted a name that ends in .jsonl or .txt (or that and .gz or .zst)\nHINT: --format jsonl or --format txt "
@@ -169,10 +187,7 @@ inline std::vector<std::string> list_inputs(const std::vector<std::string>& inpu
             continue;
         }
         const size_t first = files.size();
-        for (const auto& entry : std::filesystem::recursive_directory_iterator(input)) {
-            const std::string path = entry.path().string();
-            if (entry.is_regular_file() && (is_json_name(path) || is_text_name(path))) { files.push_back(path); }
-        }
+        list_folder(input, files);
         check(files.size() > first, "input folder '%s' holds no .jsonl or .txt file", input.c_str());
         std::sort(files.begin() + first, files.end());
     }

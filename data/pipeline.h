@@ -91,13 +91,21 @@ inline std::vector<Work> read_round(DocumentReader& reader, size_t bytes) {
     return round;
 }
 
-// Calls function(i) for each i below n, from `threads` threads; what one of them throws comes out here.
+// Starts function in a thread of its own.
+template <typename Function>
+auto start_thread(Function function) {
+    try {
+        return std::async(std::launch::async, function);
+    } catch (const std::system_error& e) { die("cannot start a thread: %s\nHINT: fewer --threads", e.code().message().c_str()); }
+}
+
+// Calls function(i) for each i below n, from up to `threads` threads; what one of them throws comes out here.
 template <typename Function>
 void parallel_for(size_t n, int threads, Function function) {
     std::atomic<size_t> next = 0;
     std::vector<std::future<void>> workers;
-    for (int t = 0; t < threads; t++) {
-        workers.push_back(std::async(std::launch::async, [&] {
+    for (size_t t = 0; t < std::min<size_t>(n, threads); t++) {
+        workers.push_back(start_thread([&] {
             for (size_t i; (i = next++) < n;) { function(i); }
         }));
     }
@@ -155,7 +163,7 @@ private:
     static constexpr double SECONDS_BETWEEN_REPORTS = 5;
 
     void read_ahead() {
-        ahead_ = std::async(std::launch::async, [this] { return read_round(reader_, options_.threads * ROUND_BYTES_PER_THREAD); });
+        ahead_ = start_thread([this] { return read_round(reader_, options_.threads * ROUND_BYTES_PER_THREAD); });
     }
     bool next_round() {
         check_stop_signal();

@@ -1,5 +1,6 @@
 // tokenize.cpp: ./tokenize makes shards of token ids from text, shows them, turns them back into text, and trains tokenizers.
 #include <signal.h>
+#include <sys/file.h>
 
 #include <CLI/CLI.hpp>
 
@@ -70,6 +71,34 @@ void prepare_out(const std::string& out) {
     check(access(folder.c_str(), W_OK) == 0, "--out '%s': cannot write into '%s': %s", out.c_str(), folder.c_str(), strerror(errno));
 }
 
+// Two programs that write one --out would mix their files. Held by flock, so that it ends with its program, however that ends.
+class OutLock {
+public:
+    explicit OutLock(const std::string& out) : path_(out + ".lock") {
+        struct stat locked, named;
+        do {  // until what is locked is what the name stands for: its last holder may have just removed it
+            if (fd_ >= 0) { close(fd_); }
+            fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+            check(fd_ >= 0, "--out '%s': cannot make '%s': %s", out.c_str(), path_.c_str(), strerror(errno));
+            if (flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {  // other errors: a file system without locks
+                close(fd_);
+                die("--out '%s': another ./tokenize is writing it (it holds '%s')\nHINT: wait for it, or take another --out", out.c_str(),
+                    path_.c_str());
+            }
+        } while (fstat(fd_, &locked) != 0 || stat(path_.c_str(), &named) != 0 || locked.st_ino != named.st_ino);
+    }
+    OutLock(const OutLock&) = delete;
+    OutLock& operator=(const OutLock&) = delete;
+    ~OutLock() {
+        unlink(path_.c_str());
+        close(fd_);
+    }
+
+private:
+    std::string path_;
+    int fd_ = -1;
+};
+
 std::unique_ptr<Tokenizer> load_checked_tokenizer(const Options& options) {
     auto tokenizer = load_tokenizer(options.tokenizer);
     if (options.bos && tokenizer->bos_id < 0) { usage_error("--bos: tokenizer '%s' has no BOS id", options.tokenizer.c_str()); }
@@ -98,6 +127,7 @@ void stop_cleanly_on_signals() {
 void make_shards(const Options& options) {
     const auto tokenizer = load_checked_tokenizer(options);
     prepare_out(options.out);
+    const OutLock lock(options.out);
     check_replaceable(options.out);
 
     TokenSetInfo info;
@@ -252,6 +282,7 @@ void train_tokenizer(const Options& options) {
     check(!is_directory(options.out), "--out '%s' is a folder; wanted a file name\nHINT: --out %s/tokenizer.model", options.out.c_str(),
           options.out.c_str());
     prepare_out(options.out);
+    const OutLock lock(options.out);
     Pipeline pipeline(options, nullptr);
     i64 documents = 0;
     const std::string model = train_sentencepiece(options.training, [&](std::string& text) {
@@ -278,6 +309,16 @@ constexpr char DESCRIPTION[] =
     "  ./tokenize --train-tokenizer V --out FILE.model INPUT...  make a SentencePiece model of V pieces\n\n"
     "INPUT is .jsonl (one object per line) or .txt, plain or packed (.gz, .zst), a folder of them, or - for standard input.\n"
     "A set of the same PREFIX is replaced when the new one is complete. Exit code: 0 done, 1 failed, 2 wrong usage.";
+
+// CLI::Range lets NaN pass.
+CLI::Validator real_range(double low, double high) {
+    const auto outside = [=](const std::string& text) {
+        double value = 0;
+        const bool inside = CLI::detail::lexical_cast(text, value) && value >= low && value <= high;
+        return inside ? std::string() : format("'%s': wanted a number from %g to %g", text.c_str(), low, high);
+    };
+    return CLI::Validator(outside, format("%g to %g", low, high));
+}
 
 Options parse_options(CLI::App& app, int argc, char** argv) {
     Options o;
@@ -314,7 +355,7 @@ Options parse_options(CLI::App& app, int argc, char** argv) {
     in({T},
        app.add_option("--val-fraction", o.val_fraction,
                       "Part of the documents that goes to PREFIX_val_000000.bin ..., chosen by a hash of the document's number"),
-       CLI::Range(0.0, 1.0));
+       real_range(0, 1));
     in({T}, app.add_flag("--bos", o.bos, "Put BOS before each document"));
     in({T}, app.add_flag("--no-eos", o.no_eos, "Put no EOS after each document"));
     in({T, M},
@@ -330,9 +371,9 @@ Options parse_options(CLI::App& app, int argc, char** argv) {
     in({M},
        app.add_option("--character-coverage", o.training.character_coverage,
                       "Part of the text's characters that get a piece; the rest is bytes"),
-       CLI::Range(0.9, 1.0));
+       real_range(0.9, 1));
     in({M}, app.add_option("--train-lines", o.training.max_lines, "Train on a sample of this many lines of a larger text"),
-       CLI::Range((i64)1, (i64)1 << 40));
+       CLI::Range(MIN_TRAINING_LINES, (i64)1 << 40));
     app.parse(argc, argv);
 
     if (inspect + decode + (train->count() > 0) > 1) { usage_error("--inspect, --decode and --train-tokenizer exclude one another"); }

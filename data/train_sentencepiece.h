@@ -16,6 +16,9 @@ struct SentencePieceTraining {
     i64 max_lines = 5'000'000;           // of more, a sample is drawn: bounds the memory
 };
 
+constexpr i64 FIXED_PIECES = 3 + 256;    // the unknown id, BOS and EOS; bytes
+constexpr i64 MIN_TRAINING_LINES = 101;  // SentencePiece draws no smaller sample
+
 // SentencePiece drops longer lines, so they are cut before it sees them.
 constexpr size_t TRAINING_LINE_BYTES = 4096;
 
@@ -75,8 +78,8 @@ inline std::string train_sentencepiece(const SentencePieceTraining& training, co
     std::string model;
     const auto status = sentencepiece::SentencePieceTrainer::Train(options, &lines, &model);
     check(status.ok(),
-          "SentencePiece cannot train a vocabulary of %lld: %s\nHINT: fewer pieces for a small text; at least 300 and one for each common "
-          "character",
-          (long long)training.vocab_size, status.message());
+          "SentencePiece cannot train a vocabulary of %lld: %s\nHINT: the text bounds it: %lld pieces and one for each character that "
+          "--character-coverage takes are the least, and a longer text allows more",
+          (long long)training.vocab_size, sentencepiece_reason(status.message()).c_str(), (long long)FIXED_PIECES);
     return model;
 }

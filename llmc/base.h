@@ -1,6 +1,7 @@
 // base.h: what every other file may lean on: errors that name what is wrong, exact integer helpers, checked files.
 #pragma once
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -183,8 +184,9 @@ inline void prepare_folder(const std::string& path) {
     for (size_t at = 1; at <= path.size(); at++) {
         if (at < path.size() && path[at] != '/') { continue; }
         const std::string parent = path.substr(0, at);
-        if (mkdir(parent.c_str(), 0777) != 0 && !is_directory(parent)) {
-            die("cannot make the folder '%s': '%s': %s\nHINT: is a file of that name in the way? may you write there?", path.c_str(), parent.c_str(), strerror(errno));
+        const int failed = mkdir(parent.c_str(), 0777) == 0 ? 0 : errno;  // before a stat sets errno anew
+        if (failed && !is_directory(parent)) {
+            die("cannot make the folder '%s': '%s': %s\nHINT: is a file of that name in the way? may you write there?", path.c_str(), parent.c_str(), strerror(failed));
         }
     }
     const std::string probe = path + "/.writable";
@@ -198,4 +200,27 @@ inline std::string host_name() {
     char name[256] = "";
     gethostname(name, sizeof(name) - 1);
     return name;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Files that appear at once: written aside, renamed, and the rename made to last.
+
+// A pipe or a device is none: to open one may wait for ever.
+inline bool is_regular_file(const std::string& path) {
+    struct stat st;
+    return stat(path.c_str(), &st) == 0 && S_ISREG(st.st_mode);
+}
+
+inline void rename_file(const std::string& from, const std::string& to) {
+    check(rename(from.c_str(), to.c_str()) == 0, "cannot rename '%s' to '%s': %s", from.c_str(), to.c_str(), strerror(errno));
+}
+
+// A rename is on the disk only when its folder is.
+inline void sync_folder(const std::string& folder) {
+    const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    check(fd >= 0, "cannot open the folder '%s': %s", folder.c_str(), strerror(errno));
+    const int error = fsync(fd) == 0 ? 0 : errno;
+    close(fd);
+    const bool unknown_here = error == EINVAL || error == EOPNOTSUPP;  // some network file systems have no such thing
+    check(error == 0 || unknown_here, "cannot sync the folder '%s': %s", folder.c_str(), strerror(error));
 }

@@ -12,11 +12,13 @@
 #pragma once
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <xxhash.h>
 
 #include <bit>
 #include <filesystem>
 #include <memory>
+#include <utility>
 
 #include "json_file.h"
 #include "tensors.h"
@@ -118,12 +120,61 @@ inline std::map<i64, std::string> list_checkpoints(const std::string& dir) {
     return found;
 }
 
+// By what it holds, or by its name: one that lacks its checkpoint.json was damaged later.
+inline bool is_checkpoint(const std::string& dir) {
+    return path_exists(dir + "/checkpoint.json") || step_of_name(std::filesystem::path(without_slash(dir)).filename()) >= 0;
+}
+
 // The newest checkpoint in a directory, or the directory itself where it is one; "" where there is none.
 inline std::string latest_checkpoint(const std::string& dir) {
-    const bool is_one = path_exists(dir + "/checkpoint.json") || step_of_name(std::filesystem::path(without_slash(dir)).filename()) >= 0;
-    if (is_one && is_directory(dir)) { return dir; }
+    if (is_checkpoint(dir) && is_directory(dir)) { return dir; }
     const std::map<i64, std::string> found = list_checkpoints(dir);
     return found.empty() ? "" : found.rbegin()->second;
+}
+
+// For --out, the folder around checkpoints: a run would put its own inside of one.
+inline void check_not_a_checkpoint(const std::string& out) {
+    const std::string whole = without_slash(std::filesystem::absolute(out).lexically_normal());  // "." has a name and a parent too
+    if (!is_checkpoint(whole)) { return; }
+    usage_error("--out '%s' is a checkpoint, or has the name of one: --out is the folder around them\nHINT: --out '%s'", out.c_str(),
+                std::filesystem::path(whole).parent_path().c_str());
+}
+
+// Held by a run on its --out, by world rank 0 alone, for as long as it saves there. The kernel frees it with the process, however that
+// ends; the file .lock stays, and tells who has it.
+class FolderLock {
+public:
+    explicit FolderLock(int fd) : fd_(fd) {}
+    FolderLock(FolderLock&& other) : fd_(std::exchange(other.fd_, -1)) {}
+    ~FolderLock() {
+        if (fd_ >= 0) { close(fd_); }
+    }
+
+private:
+    int fd_;
+};
+
+// Two runs would take each other's files for leftovers.
+inline FolderLock lock_folder(const std::string& dir) {
+    const std::string path = dir + "/.lock";
+    int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) { fd = open(path.c_str(), O_RDONLY | O_CLOEXEC); }  // another user's
+    check(fd >= 0, "cannot open '%s': %s", path.c_str(), strerror(errno));
+    FolderLock lock(fd);
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        const int failed = errno;
+        if (failed == EWOULDBLOCK) {
+            char holder[300] = "";
+            const bool told = pread(fd, holder, sizeof(holder) - 1, 0) > 0;
+            die("--out '%s' is in use: another run is using it%s%s\nHINT: wait for that run or stop it, or give this one another --out",
+                dir.c_str(), told ? ": " : "", holder);
+        }
+        fprintf(stderr, "warning: cannot lock '%s': %s; see to it that no other run saves there\n", path.c_str(), strerror(failed));
+        return lock;
+    }
+    const std::string me = format("process %d on %s", (int)getpid(), host_name().c_str());
+    if (ftruncate(fd, 0) != 0 || pwrite(fd, me.data(), me.size(), 0) < 0) {}  // only for that message
+    return lock;
 }
 
 inline void sync_directory(const std::string& dir) {
@@ -132,6 +183,14 @@ inline void sync_directory(const std::string& dir) {
     const int failed = fsync(fd) == 0 || errno == EINVAL ? 0 : errno;  // EINVAL: a file system that has no such thing
     close(fd);
     check(failed == 0, "cannot sync '%s': %s", dir.c_str(), strerror(failed));
+}
+
+// Whether that worked. What cannot be removed (another user's) is worth a warning: it must not fail a save.
+inline bool remove_or_warn(const std::filesystem::path& path) {
+    std::error_code ec;
+    std::filesystem::remove_all(path, ec);
+    if (ec) { fprintf(stderr, "warning: cannot remove '%s': %s\n", path.c_str(), ec.message().c_str()); }
+    return !ec;
 }
 
 // Removes what a killed save left behind.
@@ -143,20 +202,27 @@ inline void remove_leftovers(const std::string& dir) {
             leftovers.push_back(entry.path());
         }
     }
-    for (const auto& path : leftovers) { std::filesystem::remove_all(path); }
+    for (const auto& path : leftovers) { remove_or_warn(path); }
 }
 
 // Removes the checkpoints before `step` that are beyond `keep`; 0 keeps all. A name is taken away first, so that a kill
-// in the middle leaves no torso under it. The new checkpoint is safe by now: a failure here is only worth a warning.
-inline void remove_old_checkpoints(const std::string& dir, i64 step, int keep) {
+// in the middle leaves no torso under it, and given back where nothing could be removed. The new checkpoint is safe by now: a
+// failure here is only worth a warning.
+inline void remove_old_checkpoints(const std::string& dir, i64 step, i64 keep) {
+    const auto files_in = [](const std::string& path) {
+        std::error_code ignored;
+        return std::distance(std::filesystem::directory_iterator(path, ignored), {});
+    };
     std::map<i64, std::string> found = list_checkpoints(dir);
     std::erase_if(found, [&](const auto& each) { return each.first >= step || !path_exists(each.second + "/checkpoint.json"); });
     for (; keep > 0 && (i64)found.size() > keep - 1; found.erase(found.begin())) {
-        const std::string aside = dir + "/." + step_name(found.begin()->first) + ".old";
-        std::error_code ec;
-        std::filesystem::rename(found.begin()->second, aside, ec);
-        if (!ec) { std::filesystem::remove_all(aside, ec); }
-        if (ec) { fprintf(stderr, "warning: cannot remove '%s': %s\n", found.begin()->second.c_str(), ec.message().c_str()); }
+        const std::string name = found.begin()->second, aside = dir + "/." + step_name(found.begin()->first) + ".old";
+        const auto files = files_in(name);
+        if (rename(name.c_str(), aside.c_str()) != 0) {
+            fprintf(stderr, "warning: cannot remove '%s': %s\n", name.c_str(), strerror(errno));
+        } else if (!remove_or_warn(aside) && files_in(aside) == files && rename(aside.c_str(), name.c_str()) != 0) {
+            fprintf(stderr, "warning: the checkpoint '%s' is now '%s'\n", name.c_str(), aside.c_str());
+        }
     }
 }
 
@@ -166,11 +232,11 @@ inline void publish_directory(const std::string& aside, const std::string& name)
     if (rename(aside.c_str(), name.c_str()) == 0) { return; }
     check(is_directory(name), "cannot rename '%s' to '%s': %s", aside.c_str(), name.c_str(), strerror(errno));
     if (renameat2(AT_FDCWD, aside.c_str(), AT_FDCWD, name.c_str(), RENAME_EXCHANGE) == 0) {
-        std::filesystem::remove_all(aside);
+        remove_or_warn(aside);
         return;
     }
     const std::string former = std::filesystem::path(aside).replace_extension(".old");  // a file system that cannot exchange
     std::filesystem::rename(name, former);
     std::filesystem::rename(aside, name);
-    std::filesystem::remove_all(former);
+    remove_or_warn(former);
 }

@@ -2,8 +2,6 @@
 // as they were and nothing that looks like a new one.
 #pragma once
 
-#include <csignal>
-
 #include "checkpoint.h"
 #include "comm.h"
 
@@ -69,6 +67,13 @@ inline std::vector<Range> ranges_to_write(const std::vector<StateView>& mine, Co
     return ranges;
 }
 
+// Infinities and NaNs have an exponent of ones. Written without an early end, so that it vectorises.
+inline bool all_finite(const float* x, i64 n) {
+    uint32_t found = 0;
+    for (i64 i = 0; i < n; i++) { found |= (std::bit_cast<uint32_t>(x[i]) & 0x7F800000) == 0x7F800000; }
+    return !found;
+}
+
 // Writes one rank's file and returns its line of the manifest.
 inline json write_state_file(const std::string& dir, i64 step, int tp, int dp, const std::vector<Range>& ranges,
                              const std::vector<StateView>& mine, Run& run) {
@@ -98,6 +103,10 @@ inline json write_state_file(const std::string& dir, i64 step, int tp, int dp, c
             for (i64 at = range.begin; at < range.end; at += (i64)chunk.size()) {
                 const i64 n = std::min<i64>((i64)chunk.size(), range.end - at);
                 copy_to_host(chunk.data(), view->array(p) + (at - view->range.begin), n, run);
+                // A checkpoint like that would resume to nothing, and push the good ones out.
+                check((StateArray)p != StateArray::MASTER || all_finite(chunk.data(), n),
+                      "'%s' of step %lld is not saved: the weights are not finite\nHINT: resume the checkpoint before, with a lower --lr",
+                      name.c_str(), (long long)step);
                 write(chunk.data(), n * (i64)sizeof(float));
             }
         }
@@ -112,8 +121,7 @@ inline json write_state_file(const std::string& dir, i64 step, int tp, int dp, c
 // Saves the state of all ranks as out_dir/step_XXXXXXXX and returns that path. `meta` must hold "model" (model_to_json).
 // Afterwards the newest `keep` checkpoints remain. If any rank fails, all throw its Error and what was there before stays.
 inline std::string save_checkpoint(const std::string& out_dir, json meta, i64 step, const std::vector<StateView>& mine, Ranks& ranks,
-                                   int keep, Run& run) {
-    signal(SIGXFSZ, SIG_IGN);  // a file over the limit is then an error that says so
+                                   i64 keep, Run& run) {
     const std::string name = out_dir + "/" + step_name(step), aside = out_dir + "/." + step_name(step) + ".tmp";
     Comm& world = *ranks.world;
     const auto undo = [&] {
@@ -131,7 +139,7 @@ inline std::string save_checkpoint(const std::string& out_dir, json meta, i64 st
     on_first_rank([&] {
         std::filesystem::create_directories(out_dir);
         remove_leftovers(out_dir);
-        std::filesystem::create_directory(aside);
+        check(std::filesystem::create_directory(aside), "'%s' is in the way of a save\nHINT: remove it by hand", aside.c_str());
     });
     const std::vector<std::string> files = on_every_rank(
         world, [&] { return write_state_file(aside, step, ranks.tp->rank, ranks.dp->rank, ranges, mine, run).dump(); }, undo);

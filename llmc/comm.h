@@ -142,6 +142,16 @@ struct Ranks {
     }
 };
 
+// Refuses a job whose ranks see different things where they must see the same: `what` says what they looked at. All ranks throw alike.
+inline void check_ranks_agree(Ranks& ranks, const std::string& what, i64 value) {
+    std::vector<i64> all(ranks.world->size);
+    ranks.world->all_gather(&value, all.data(), sizeof(i64), Traffic::OTHER);
+    for (int r = 1; r < ranks.world->size; r++) {
+        check(all[r] == all[0], "%s: rank 0 has %lld, rank %d has %lld\nHINT: do all hosts see the same files?", what.c_str(),
+              (long long)all[0], r, (long long)all[r]);
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // The sum, for communicators that add on the CPU: one routine, so that all give the same bits.
 

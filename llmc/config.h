@@ -89,10 +89,10 @@ inline std::string legal_tp(const ModelConfig& m) {
 
 // Fills what follows from the rest, and refuses a shape or a split that cannot be, with the legal values.
 inline void finish_model(ModelConfig& m) {
-    auto positive = [](i64 value, const char* flag) {
-        if (value < 1 || value > (i64)1 << 31) { usage_error("%s is %lld: wanted a number from 1 on", flag, (long long)value); }
+    auto positive = [](i64 value, const char* flag, i64 most = (i64)1 << 24) {
+        if (value < 1 || value > most) { usage_error("%s is %lld: wanted a number from 1 to %lld", flag, (long long)value, (long long)most); }
     };
-    positive(m.layers, "--layers"), positive(m.channels, "--channels"), positive(m.heads, "--heads"), positive(m.ffn, "--ffn"), positive(m.vocab, "--vocab");
+    positive(m.layers, "--layers", 100000), positive(m.channels, "--channels"), positive(m.heads, "--heads"), positive(m.ffn, "--ffn"), positive(m.vocab, "--vocab");
     positive(m.kv_heads, "--kv-heads");
     if (m.heads % m.kv_heads != 0) {
         usage_error("--kv-heads is %lld and --heads is %lld: heads must be a multiple of KV heads\nHINT: --kv-heads %lld is plain multi-head attention",
@@ -105,13 +105,16 @@ inline void finish_model(ModelConfig& m) {
         }
         m.head_size = m.channels / m.heads;
     }
+    positive(m.head_size, "--head-size");
     if (m.rotary && m.head_size % 2 != 0) {
         usage_error("the head size is %lld (--channels %lld / --heads %lld): rotary positions need an even one\nHINT: --positions learned works with any",
                     (long long)m.head_size, (long long)m.channels, (long long)m.heads);
     }
     if (!(m.norm_eps > 0) || !std::isfinite(m.norm_eps)) { usage_error("--norm-eps is %g: wanted a number above 0", m.norm_eps); }
     if (!(m.rope_base > 0) || !std::isfinite(m.rope_base)) { usage_error("--rope-base is %g: wanted a number above 0", m.rope_base); }
-    if (m.vocab_multiple < 0) { usage_error("--vocab-multiple is %lld: wanted 0 (off) or more", (long long)m.vocab_multiple); }
+    if (m.vocab_multiple < 0 || m.vocab_multiple > 1 << 20) {
+        usage_error("--vocab-multiple is %lld: wanted 0 (off) to %d", (long long)m.vocab_multiple, 1 << 20);
+    }
 }
 inline void check_split(const ModelConfig& m, int tp, double sync_factor) {
     if (tp < 1) { usage_error("--tp is %d: wanted 1 or more", tp); }

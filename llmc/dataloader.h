@@ -61,27 +61,36 @@ struct WeightedGlob {
     std::string glob;
 };
 
+inline std::string without_spaces_around(const std::string& text) {
+    const size_t begin = std::min(text.find_first_not_of(' '), text.size());
+    return text.substr(begin, text.find_last_not_of(' ') + 1 - begin);
+}
+
 // It is a mix if a number stands before its first ':'. Write ./0.5:x for a file of that name, and ? for a comma in a mixed path.
 inline std::vector<WeightedGlob> parse_data_spec(const std::string& spec) {
     if (spec.empty()) { usage_error("no data given\nHINT: pass a pattern of shards, such as 'data/bible_0*.bin'"); }
-    const std::string before_colon = spec.substr(0, spec.find(':'));
-    const bool is_mix = before_colon.size() < spec.size() && before_colon.find('/') == std::string::npos && !before_colon.empty() &&
+    constexpr double MAX_WEIGHT = 1e100;  // their sum must stay finite
+    const std::string before_colon = without_spaces_around(spec.substr(0, spec.find(':')));
+    const bool is_mix = spec.find(':') != std::string::npos && before_colon.find('/') == std::string::npos && !before_colon.empty() &&
                         std::string_view("0123456789.+-").find(before_colon[0]) != std::string_view::npos;
     if (!is_mix) { return {{1.0, spec}}; }
     std::vector<WeightedGlob> parts;
     for (size_t begin = 0; begin <= spec.size();) {
         const size_t end = std::min(spec.find(',', begin), spec.size());
-        const std::string part = spec.substr(begin, end - begin);
+        const std::string part = without_spaces_around(spec.substr(begin, end - begin));
         const size_t colon = std::min(part.find(':'), part.size());
+        const std::string number = without_spaces_around(part.substr(0, colon));
+        const std::string glob = without_spaces_around(part.substr(std::min(colon + 1, part.size())));
         double weight = 0;
         // from_chars, not strtod: a decimal comma in the locale must not change what 0.5 means.
-        const auto [rest, error] = std::from_chars(part.data(), part.data() + colon, weight);
-        if (error != std::errc() || rest != part.data() + colon || !std::isfinite(weight) || !(weight > 0) || colon + 1 >= part.size()) {
+        const auto [rest, error] = std::from_chars(number.data(), number.data() + number.size(), weight);
+        if (error != std::errc() || rest != number.data() + number.size() || !(weight > 0 && weight <= MAX_WEIGHT) || glob.empty()) {
             usage_error(
-                "data '%s': found '%s', wanted WEIGHT:GLOB with a weight above 0\nHINT: a mix looks like '0.7:web/*.bin,0.3:code/*.bin'",
-                spec.c_str(), part.c_str());
+                "data '%s': found '%s', wanted WEIGHT:GLOB with a weight above 0, at most %g\nHINT: a mix looks like "
+                "'0.7:web/*.bin,0.3:code/*.bin'",
+                spec.c_str(), part.c_str(), MAX_WEIGHT);
         }
-        parts.push_back({weight, part.substr(colon + 1)});
+        parts.push_back({weight, glob});
         begin = end + 1;
     }
     double sum = 0;
@@ -90,14 +99,27 @@ inline std::vector<WeightedGlob> parse_data_spec(const std::string& spec) {
     return parts;
 }
 
+inline bool is_no_such_file(int error) { return error == ENOENT || error == ENOTDIR; }
+
 // Sorted by bytes, so that every rank and every locale sees the same order.
 inline std::vector<std::string> expand_glob(const std::string& pattern) {
+    errno = 0;
     if (path_exists(pattern)) { return {pattern}; }  // also when the name itself holds a '*' or a '['
+    const int stat_error = errno;
+    // A folder that cannot be listed hides its shards: no reason to go on without them.
+    thread_local std::string unlisted;
+    unlisted.clear();
+    auto note = [](const char* folder, int error) {
+        if (!is_no_such_file(error)) { unlisted = format("cannot list the folder '%s': %s", folder, strerror(error)); }
+        return 0;
+    };
     glob_t found = {};
-    const int status = glob(pattern.c_str(), GLOB_BRACE | GLOB_TILDE | GLOB_NOSORT, nullptr, &found);
+    const int status = glob(pattern.c_str(), GLOB_BRACE | GLOB_TILDE | GLOB_NOSORT, note, &found);
     std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
     globfree(&found);
+    check(unlisted.empty(), "data '%s': %s", pattern.c_str(), unlisted.c_str());
     check(status == 0 || status == GLOB_NOMATCH, "cannot list files that match '%s'", pattern.c_str());
+    check(!paths.empty() || is_no_such_file(stat_error), "data '%s': %s", pattern.c_str(), strerror(stat_error));
     if (paths.empty()) {
         usage_error("no file matches '%s'\nHINT: quote the pattern; a relative one starts from the current folder", pattern.c_str());
     }
@@ -195,7 +217,7 @@ struct StreamState {
     bool operator==(const StreamState&) const = default;
 };
 
-// Cheap to copy: the copies (one for each rank of a process) share the mapped shards, each has its own position.
+// Cheap to copy: the copies (one for each rank of a process) share the open shards, each has its own position.
 class DataLoader {
 public:
     DataLoader(const std::string& spec, i64 S, i64 vocab, uint64_t seed, WindowOrder order)
@@ -238,15 +260,17 @@ public:
         return {};
     }
 
-    // Changes when the stream would: names, sizes and order of the shards, S, weights, seed. Not the folder: data may be moved.
+    // Changes when the stream would: names, sizes, order and fingerprints of the shards, their tokenizer, S, weights, seed. Not the
+    // folder: data may be moved.
     uint64_t identity() const {
         std::string text = format("S %lld seed %llu order %d\n", (long long)S_, (unsigned long long)seed_, (int)order_);
         for (const DataSource& s : sources_) {
             uint64_t weight_bits;
             memcpy(&weight_bits, &s.weight, sizeof weight_bits);
-            text += format("source %llx\n", (unsigned long long)weight_bits);
+            text += format("source %llx %s\n", (unsigned long long)weight_bits, s.info ? s.info->tokenizer_hash.c_str() : "");
             for (const auto& shard : s.shards) {
-                text += format("%s %lld\n", base_name(shard->path()).c_str(), (long long)shard->tokens());
+                text += format("%s %lld %llx\n", base_name(shard->path()).c_str(), (long long)shard->tokens(),
+                               (unsigned long long)shard->fingerprint());
             }
         }
         return XXH3_64bits(text.data(), text.size());

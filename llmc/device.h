@@ -42,7 +42,11 @@ public:
     void add(X** pointer, i64 count) {
         *pointer = nullptr;
         slots_.push_back({(void**)pointer, bytes_});
-        bytes_ += round_up(count * (i64)sizeof(X), 64);
+        i64 bytes = 0;
+        const bool too_many = count < 0 || __builtin_mul_overflow(count, (i64)sizeof(X), &bytes) ||
+                              __builtin_add_overflow(bytes, 63, &bytes) || __builtin_add_overflow(bytes_, bytes / 64 * 64, &bytes_);
+        check(!too_many, "%s need%s more bytes than 64 bits count\nHINT: lower --micro-batch or --seq, or the model's sizes", name_.c_str(),
+              name_.ends_with('s') ? "" : "s");
     }
     void allocate() {
         check(base_ == nullptr, "arena '%s' is allocated twice", name_.c_str());

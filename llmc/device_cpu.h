@@ -39,16 +39,16 @@ struct bf16 {
 class Team {
 public:
     explicit Team(int threads, int spin = 0) : spin_(spin) {
-        for (int i = 1; i < threads; i++) {
-            workers_.emplace_back([this] { work(); });
+        try {
+            for (int i = 1; i < threads; i++) {
+                workers_.emplace_back([this] { work(); });
+            }
+        } catch (...) {  // a limit on processes: a thread that is not joined would end the program without a word
+            stop();
+            throw;
         }
     }
-    ~Team() {
-        stop_ = true;
-        generation_.fetch_add(1);
-        generation_.notify_all();
-        for (std::thread& worker : workers_) { worker.join(); }
-    }
+    ~Team() { stop(); }
     int threads() const { return (int)workers_.size() + 1; }
 
     // Calls job(item) for every item in [0, items), in any order, on any thread; between(), on the caller only, after each of its items.
@@ -75,6 +75,12 @@ public:
     }
 
 private:
+    void stop() {
+        stop_ = true;
+        generation_.fetch_add(1);
+        generation_.notify_all();
+        for (std::thread& worker : workers_) { worker.join(); }
+    }
     template <typename Between>
     void take(const Between& between) {
         try {
@@ -166,15 +172,52 @@ inline DType fast_dtype() {
     return flags.find(" amx_bf16") != std::string::npos ? DType::BF16 : DType::FP32;
 }
 
-// Bytes that this host can still give.
-inline i64 available_memory() {
-    i64 kib = 0;
-    if (FILE* meminfo = fopen("/proc/meminfo", "r")) {
+// The number that follows `key` in a file of lines, or -1: in /proc, and in the files of control groups.
+inline i64 number_after(const std::string& path, const std::string& key) {
+    i64 number = -1;
+    if (FILE* file = fopen(path.c_str(), "r")) {
         char line[256];
-        while (kib == 0 && fgets(line, sizeof(line), meminfo)) { sscanf(line, "MemAvailable: %" SCNd64, &kib); }
-        fclose(meminfo);
+        while (number < 0 && fgets(line, sizeof(line), file)) {
+            if (strncmp(line, key.c_str(), key.size()) == 0) { sscanf(line + key.size(), "%" SCNd64, &number); }
+        }
+        fclose(file);
     }
-    return kib > 0 ? kib * 1024 : std::numeric_limits<i64>::max();
+    return number;
+}
+
+// What the limits on the control group `group` and on those around it, up to `mount`, leave. As in MemAvailable, the cache of files counts
+// as free: the kernel drops it when asked. Version 2 and version 1 of control groups have their own names for the same.
+inline i64 cgroup_memory_left(const std::string& mount, std::string group) {
+    i64 left = std::numeric_limits<i64>::max();
+    for (;; group.resize(group.rfind('/'))) {
+        const std::string dir = mount + group, stat = dir + "/memory.stat";
+        const bool v1 = access((dir + "/memory.limit_in_bytes").c_str(), F_OK) == 0;
+        const i64 limit = number_after(dir + (v1 ? "/memory.limit_in_bytes" : "/memory.max"), "");  // -1: "max"
+        const i64 used = number_after(dir + (v1 ? "/memory.usage_in_bytes" : "/memory.current"), "");
+        if (limit >= 0 && used >= 0) {
+            const std::string total = v1 ? "total_" : "";
+            const i64 cache = number_after(stat, total + "inactive_file ") + number_after(stat, total + "active_file ");
+            left = std::min(left, std::max<i64>(limit - used + std::max<i64>(cache, 0), 0));
+        }
+        if (group.rfind('/') == std::string::npos) { return left; }
+    }
+}
+
+// Bytes that this host can still give to this process: a container or a batch job may have less than its host.
+inline i64 available_memory() {
+    const i64 kib = number_after("/proc/meminfo", "MemAvailable:");
+    i64 bytes = kib > 0 ? kib * 1024 : std::numeric_limits<i64>::max();
+    if (FILE* groups = fopen("/proc/self/cgroup", "r")) {
+        char line[4096];
+        while (fgets(line, sizeof(line), groups)) {  // "0::/a/b" or "4:memory:/a/b"
+            line[strcspn(line, "\n")] = 0;
+            const char *v2 = strstr(line, "0::/"), *v1 = strstr(line, "memory:/");
+            if (v2 == line) { bytes = std::min(bytes, cgroup_memory_left("/sys/fs/cgroup", line + 3)); }
+            if (v1) { bytes = std::min(bytes, cgroup_memory_left("/sys/fs/cgroup/memory", v1 + 7)); }
+        }
+        fclose(groups);
+    }
+    return bytes;
 }
 
 // The execution context of one of `ranks_here` ranks that divide `threads` (0: one per core) of this host among them.

@@ -5,6 +5,7 @@
 
 #include "checkpoint_load.h"
 #include "huggingface.h"
+#include "launch.h"
 
 namespace {
 
@@ -20,6 +21,9 @@ std::string peek(int argc, char** argv, const std::string& name) {
     return found;
 }
 bool peek_switch(int argc, char** argv, const std::string& name) {
+    for (int i = 1; i < argc; i++) {
+        if (std::string(argv[i]).rfind(name + "=", 0) == 0) { usage_error("'%s': %s takes no value\nHINT: just %s", argv[i], name.c_str(), name.c_str()); }
+    }
     return std::any_of(argv + 1, argv + argc, [&](const char* arg) { return name == arg; });
 }
 
@@ -41,7 +45,16 @@ void apply_preset(Options& o, const std::string& name) {
                 preset_names().c_str());
 }
 
-std::string key_of(const std::string& flag) { return flag.substr(2); }
+// "--sync-factor" <-> "sync_factor"
+std::string key_of(const std::string& flag) {
+    std::string key = flag.substr(2);
+    std::replace(key.begin(), key.end(), '-', '_');
+    return key;
+}
+std::string flag_of(std::string key) {
+    std::replace(key.begin(), key.end(), '_', '-');
+    return "--" + key;
+}
 
 json to_json(const Options& options) {
     json j = json::object();
@@ -87,6 +100,11 @@ void one_of(const std::string& value, const char* flag, std::initializer_list<co
 void at_least(double value, double least, const char* flag) {
     if (!(value >= least)) { usage_error("%s is %g: wanted %g or more", flag, value, least); }
 }
+// What a computation keeps in fp32 must not become 0 or infinity there.
+void fits_float(double value, const char* flag) {
+    const float f = (float)value;
+    if (!std::isfinite(f) || (value != 0 && f == 0)) { usage_error("%s is %g: wanted a value that fp32 can hold", flag, value); }
+}
 void within(double value, double low, double high, const char* flag) {
     if (!(value >= low && value <= high)) { usage_error("%s is %g: wanted a number from %g to %g", flag, value, low, high); }
 }
@@ -95,14 +113,33 @@ void within(double value, double low, double high, const char* flag) {
 void compare_with_checkpoint(const Options& o, const Options& saved, const std::string& where) {
     const json now = to_json(o), then = to_json(saved);
     const bool plain = saved.sync_factor == 1.0 && o.sync_factor == 1.0;
-    for (const char* key : {"arch", "layers", "channels", "heads", "kv-heads", "head-size", "ffn", "vocab", "tie", "positions", "rope-base", "norm-eps",
-                            "vocab-multiple", "sync-factor", "private-scale", "tp"}) {
-        if (now[key] == then[key] || (plain && (std::string(key) == "tp" || std::string(key) == "private-scale"))) { continue; }
-        const bool caat = std::string(key) == "tp" || std::string(key) == "sync-factor";
-        usage_error("--%s is %s, but the checkpoint '%s' was made with %s\nHINT: %s", key, now[key].dump().c_str(), where.c_str(), then[key].dump().c_str(),
+    for (const char* key : {"arch", "layers", "channels", "heads", "kv_heads", "head_size", "ffn", "vocab", "tie", "positions", "rope_base", "norm_eps",
+                            "vocab_multiple", "sync_factor", "private_scale", "tp"}) {
+        if (now[key] == then[key] || (plain && (std::string(key) == "tp" || std::string(key) == "private_scale"))) { continue; }
+        const bool caat = std::string(key) == "tp" || std::string(key) == "sync_factor";
+        usage_error("%s is %s, but the checkpoint '%s' was made with %s\nHINT: %s", flag_of(key).c_str(), now[key].dump().c_str(), where.c_str(), then[key].dump().c_str(),
                     caat ? "with --sync-factor below 1 the number of ranks is part of the model: leave the flag out to use the checkpoint's own "
                            "(ranks without mpirun are threads, so any --tp runs on one machine)"
                          : "leave the flag out to use the checkpoint's own");
+    }
+}
+
+// A flag that is given and changes nothing is said, not refused: scripts pass the same flags to many runs.
+void note_ineffective(const Options& o, const std::function<bool(const char*)>& given) {
+    auto note = [&](bool idle, const char* flag, const char* why) {
+        if (idle && given(flag)) { fprintf(stderr, "note: %s has no effect: %s\n", flag, why); }
+    };
+    note(o.val.empty(), "--val-every", "there is no --val");
+    note(o.val.empty(), "--val-batches", "there is no --val");
+    note(o.schedule != "wsd", "--wsd-decay", "it belongs to --schedule wsd");
+    note(o.schedule == "wsd" || o.schedule == "constant", "--decay-steps", "it belongs to --schedule cosine or linear");
+    note(o.schedule == "constant", "--min-lr", "--schedule constant has no floor");
+    note(!o.shape.rotary, "--rope-base", "positions are learned");
+    note(o.out.empty() && !o.uses_a_model(), "--keep", "there is no --out");
+    note(o.log.empty(), "--insight-every", "there is no --log");
+    note(o.tp == 1, "--sync-factor", "one rank shares all channels");
+    if (!o.uses_a_model() && !o.dry_run && o.steps > 0 && o.warmup >= o.steps) {
+        fprintf(stderr, "note: --warmup is %lld and --steps %lld: the learning rate never reaches its peak\n", (long long)o.warmup, (long long)o.steps);
     }
 }
 
@@ -111,7 +148,11 @@ void finish(Options& o) {
     one_of(o.positions, "--positions", {"rotary", "learned"});
     o.shape.arch = o.arch == "gpt" ? Arch::GPT : Arch::LLAMA;
     o.shape.rotary = o.positions == "rotary";
-    at_least(o.seq, 1, "--seq");
+    constexpr double MOST = 1 << 30;  // no count here is larger; products of a few of them fit in 64 bits
+    for (const auto& [value, flag] : std::initializer_list<std::pair<i64, const char*>>{{o.seq, "--seq"}, {o.micro_batch, "--micro-batch"}, {o.global_batch, "--global-batch"}}) {
+        within((double)value, 1, MOST, flag);
+    }
+    within((double)o.steps, 0, 1e12, "--steps");
     if (o.shape.max_positions == 0) { o.shape.max_positions = o.seq; }
     finish_model(o.shape);
     check_split(o.shape, o.tp, o.sync_factor);
@@ -125,8 +166,12 @@ void finish(Options& o) {
     one_of(o.reduce_dtype, "--reduce-dtype", {"auto", "fp32", "bf16"});
     within(o.zero, 0, 1, "--zero");
     within(o.recompute, 0, 2, "--recompute");
-    at_least(o.dp, 0, "--dp"), at_least(o.micro_batch, 1, "--micro-batch"), at_least(o.global_batch, 1, "--global-batch");
-    at_least(o.steps, 0, "--steps"), at_least(o.lr, 0, "--lr"), at_least(o.warmup, 0, "--warmup");
+    within(o.dp, 0, 1 << 20, "--dp");
+    at_least(o.lr, 0, "--lr"), at_least(o.warmup, 0, "--warmup");
+    for (const auto& [value, flag] : std::initializer_list<std::pair<double, const char*>>{{o.lr, "--lr"}, {o.eps, "--eps"}, {o.weight_decay, "--weight-decay"}, {o.clip, "--clip"},
+             {o.shape.norm_eps, "--norm-eps"}, {o.shape.rope_base, "--rope-base"}}) {
+        fits_float(value, flag);
+    }
     if (o.min_lr < 0) { o.min_lr = o.lr / 10; }
     within(o.min_lr, 0, o.lr, "--min-lr");
     at_least(o.decay_steps, 0, "--decay-steps"), at_least(o.wsd_decay, 0, "--wsd-decay"), at_least(o.weight_decay, 0, "--weight-decay");
@@ -135,23 +180,25 @@ void finish(Options& o) {
     at_least(o.clip, 0, "--clip"), at_least(o.skip_spikes, 0, "--skip-spikes");
     for (const auto& [value, flag] : std::initializer_list<std::pair<i64, const char*>>{{o.save_every, "--save-every"}, {o.keep, "--keep"},
              {o.val_every, "--val-every"}, {o.val_batches, "--val-batches"}, {o.sample_every, "--sample-every"}, {o.insight_every, "--insight-every"},
-             {o.threads, "--threads"}, {o.generate, "--generate"}, {o.top_k, "--top-k"}}) {
+             {o.threads, "--threads"}, {o.top_k, "--top-k"}}) {
         at_least(value, 0, flag);
     }
     at_least(o.temperature, 0, "--temperature");
     if (!(o.top_p > 0 && o.top_p <= 1)) { usage_error("--top-p is %g: wanted a number above 0 and up to 1 (1: all tokens)", o.top_p); }
     if (o.threads > 4096) { usage_error("--threads is %d: wanted at most 4096", o.threads); }
-    const bool uses = o.generate > 0 || !o.eval.empty() || o.info;
-    if (uses && o.checkpoint.empty() && o.init_from.empty()) {
+    within((double)o.generate, -1, MOST, "--generate");
+    if (o.uses_a_model() && o.checkpoint.empty() && o.init_from.empty()) {
         usage_error("--generate, --eval and --info need a model\nHINT: --checkpoint DIR, or --init-from DIR for a Hugging Face folder");
     }
-    if (!uses && !o.checkpoint.empty()) {
-        usage_error("--checkpoint is '%s', but nothing is asked of it\nHINT: add --generate N, --eval FILE or --info; to train on, use --out DIR --resume",
-                    o.checkpoint.c_str());
+    if ((o.generate >= 0) + !o.eval.empty() + o.info > 1) { usage_error("--generate, --eval and --info are for one at a time"); }
+    if (!o.uses_a_model() && !o.checkpoint.empty()) {
+        usage_error("--checkpoint is '%s', but nothing is asked of it\nHINT: add --generate N, --eval FILE or --info; to train on, use --out DIR --resume", o.checkpoint.c_str());
     }
-    if (o.generate > 0 && o.tokenizer.empty()) { usage_error("--generate needs --tokenizer FILE"); }
+    if (!o.checkpoint.empty() && !o.init_from.empty()) { usage_error("--checkpoint and --init-from are both given: one model at a time"); }
+    if (o.info && o.checkpoint.empty()) { usage_error("--info needs --checkpoint"); }
+    if (o.generate >= 0 && o.tokenizer.empty()) { usage_error("--generate needs --tokenizer FILE"); }
     if (o.sample_every > 0 && o.tokenizer.empty()) { usage_error("--sample-every needs --tokenizer FILE"); }
-    if (!uses && !o.dry_run && o.train.empty()) {
+    if (!o.uses_a_model() && !o.dry_run && o.train.empty()) {
         usage_error("nothing to do: --train is missing\nHINT: --train 'shards/*.bin' trains, --dry-run shows what a run would need, --help is the manual");
     }
     if (o.resume && o.out.empty()) { usage_error("--resume needs --out, the folder that holds the checkpoints"); }
@@ -160,7 +207,7 @@ void finish(Options& o) {
 
 }  // namespace
 
-std::string options_to_json(const Options& options) { return to_json(options).dump(); }
+std::string options_to_json(const Options& options) { return to_json(options).dump(-1, ' ', false, json::error_handler_t::replace); }
 
 bool parse_options(int argc, char** argv, bool speaks, Options& o) {
     // Defaults: a checkpoint's own options, else a Hugging Face folder's shape, else a preset.
@@ -179,10 +226,17 @@ bool parse_options(int argc, char** argv, bool speaks, Options& o) {
         Checkpoint checkpoint(where);
         from_json_options(o, checkpoint.meta().at("options"));
         o.shape = checkpoint.model();
-        for (auto* once : {&o.checkpoint, &o.prompt, &o.init_from}) { once->clear(); }
-        o.resume = o.info = o.dry_run = o.ignore_eos = false, o.generate = 0, o.eval.clear();
-        o.dp = 0, o.threads = 0;
-        if (!preset.empty() && preset != o.model) { usage_error("--model is '%s', but the checkpoint '%s' holds '%s'", preset.c_str(), where.c_str(), o.model.c_str()); }
+        o.checkpoint.clear(), o.init_from.clear(), o.eval.clear();
+        o.resume = o.info = o.dry_run = o.ignore_eos = false, o.generate = -1;
+        o.threads = 0;                              // another host, perhaps
+        if (launched_world().by_mpi) { o.dp = 0; }  // follows from the ranks there are
+        if (peek(argc, argv, "--checkpoint").empty()) {
+            if (!peek(argc, argv, "--lr").empty() && peek(argc, argv, "--min-lr").empty()) { o.min_lr = -1; }
+        } else {  // used, not trained on
+            o.dp = 1, o.prompt.clear(), o.log.clear(), o.train.clear(), o.val.clear(), o.out.clear();
+            o.save_every = o.val_every = o.sample_every = o.insight_every = 0;
+        }
+        if (!preset.empty() && preset != o.model && o.model != "imported" && o.model != "custom") { usage_error("--model is '%s', but the checkpoint '%s' holds '%s'", preset.c_str(), where.c_str(), o.model.c_str()); }
     } else {
         apply_preset(o, preset.empty() ? o.model : preset);
         if (!hf.empty()) {
@@ -229,6 +283,9 @@ bool parse_options(int argc, char** argv, bool speaks, Options& o) {
         usage_error("%s\nHINT: --help lists all flags", error.what());
     }
     visit_flags(o, [&](const char*, const char* flag, auto& field, const char*) {
+        for (const std::string& word : app.get_option(flag)->results()) {  // an unset shell variable, as a rule
+            if (word.empty() && std::string(flag) != "--prompt") { usage_error("%s is given without a value", flag); }
+        }
         if constexpr (std::is_same_v<std::remove_reference_t<decltype(field)>, double>) {
             if (!std::isfinite(field)) { usage_error("%s is %g: wanted a finite number", flag, field); }
         }
@@ -239,6 +296,13 @@ bool parse_options(int argc, char** argv, bool speaks, Options& o) {
     }
     if (where.empty() && hf.empty()) { o.shape.max_positions = 0; }  // follows from --seq
     finish(o);
+    if (o.model != "imported" && where.empty()) {
+        Options as_named;
+        apply_preset(as_named, o.model);
+        const ModelConfig &a = as_named.shape, &b = o.shape;
+        if (a.arch != b.arch || a.layers != b.layers || a.channels != b.channels || a.heads != b.heads || a.kv_heads != b.kv_heads || a.ffn != b.ffn) { o.model = "custom"; }
+    }
+    if (speaks) { note_ineffective(o, [&](const char* flag) { return app.count(flag) > 0; }); }
     if (!where.empty()) {
         finish(saved = [&] { Options s = saved; s.dry_run = true; return s; }());
         compare_with_checkpoint(o, saved, where);

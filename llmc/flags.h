@@ -31,15 +31,18 @@ struct Options {
     // run
     std::string out, log, dtype = "auto", reduce_dtype = "auto";
     bool resume = false, dry_run = false;
-    i64 save_every = 0, keep = 3, val_every = 0, val_batches = 20, sample_every = 0, insight_every = 0;
+    i64 save_every = 0, keep = 3, val_every = 0, val_batches = 2, sample_every = 0, insight_every = 0;
     int threads = 0, recompute = 1;
     // use
     std::string checkpoint, prompt, tokenizer;
-    i64 generate = 0;
+    i64 generate = -1;  // -1: not asked
     double temperature = 1.0, top_p = 1.0;
     i64 top_k = 0;
     bool ignore_eos = false, info = false;
     std::vector<std::string> eval;
+
+    // A trained model is used, not trained.
+    bool uses_a_model() const { return generate >= 0 || !eval.empty() || info; }
 };
 
 // Calls v(group, flag, field, help) for every flag, in the manual's order.
@@ -78,7 +81,7 @@ void visit_flags(Options& o, Visitor&& v) {
     v(g, "--steps", o.steps, "steps in all, those before a resume included");
     v(g, "--lr", o.lr, "peak learning rate");
     v(g, "--min-lr", o.min_lr, "floor of the learning rate; -1: a tenth of --lr");
-    v(g, "--warmup", o.warmup, "steps over which the learning rate rises linearly: lr(t) = lr*t/W");
+    v(g, "--warmup", o.warmup, "steps W over which the learning rate rises linearly: lr(t) = lr*t/W");
     v(g, "--schedule", o.schedule, "after the warm-up: cosine (half a cosine down to the floor), linear (a straight line down to it), wsd (constant, then a straight line down over the last --wsd-decay steps) or constant");
     v(g, "--decay-steps", o.decay_steps, "the step at which cosine or linear reaches the floor; 0: --steps");
     v(g, "--wsd-decay", o.wsd_decay, "length of wsd's last part; 0: a fifth of --steps");
@@ -94,7 +97,7 @@ void visit_flags(Options& o, Visitor&& v) {
     v(g, "--save-every", o.save_every, "steps between checkpoints; 0: only at the end and on SIGINT, SIGTERM, SIGUSR1");
     v(g, "--keep", o.keep, "newest checkpoints to keep; 0: all");
     v(g, "--val-every", o.val_every, "steps between validations; 0: at the start and the end only");
-    v(g, "--val-batches", o.val_batches, "micro-batches per rank and validation; 0: the whole set");
+    v(g, "--val-batches", o.val_batches, "global batches per validation; 0: the whole set");
     v(g, "--sample-every", o.sample_every, "steps between samples of text (needs --tokenizer); 0: none");
     v(g, "--insight-every", o.insight_every, "steps between records of per-layer gradient norms and private-channel divergence in --log; 0: none");
     v(g, "--log", o.log, "JSON Lines file: a record per run, step, validation, checkpoint");
@@ -105,7 +108,7 @@ void visit_flags(Options& o, Visitor&& v) {
     v(g, "--dry-run", o.dry_run, "print the header box (parameters, memory, bytes on the wire) and leave; also for models larger than the machine");
     g = "Use of a trained model";
     v(g, "--checkpoint", o.checkpoint, "a checkpoint, or the --out folder that holds some: for --generate, --eval, --info");
-    v(g, "--generate", o.generate, "write up to this many tokens after --prompt");
+    v(g, "--generate", o.generate, "write up to this many tokens after --prompt; ends at EOS, or where the context is full");
     v(g, "--prompt", o.prompt, "text to continue");
     v(g, "--tokenizer", o.tokenizer, "tokenizer file (SentencePiece .model)");
     v(g, "--temperature", o.temperature, "0: always the likeliest token");
@@ -120,5 +123,5 @@ void visit_flags(Options& o, Visitor&& v) {
 // preset. Throws Error(EXIT_USAGE); for --help prints the manual (if `speaks`) and returns false.
 bool parse_options(int argc, char** argv, bool speaks, Options& options);
 
-// Every flag's effective value as a JSON object (text), keys without dashes.
+// Every flag's value as a JSON object (text): keys without leading dashes, words joined by '_'.
 std::string options_to_json(const Options& options);

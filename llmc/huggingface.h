@@ -80,11 +80,28 @@ inline ModelConfig read_gpt2_config(const json& c, const std::string& path) {
     return m;
 }
 
+inline json read_downloaded_json(const std::string& path) {
+    const std::string text = read_text_file(path);
+    std::string why;
+    if (text.find_first_not_of(" \t\r\n") == std::string::npos) {
+        why = "it is empty";
+    } else if (text.starts_with("version https://git-lfs")) {
+        why = "it is a Git-LFS pointer";
+    } else if (text.starts_with("<")) {
+        why = "it is an HTML page";
+    } else {
+        try {
+            return parse_json(text, path);
+        } catch (const Error& error) { why = error.what(); }
+    }
+    die("'%s' is not JSON / incomplete download: %s\nHINT: download it again; with git, run 'git lfs pull'", path.c_str(), why.c_str());
+}
+
 // The model that a Hugging Face folder holds.
 inline ModelConfig read_hf_config(const std::string& dir) {
     const std::string path = dir + "/config.json";
     check(path_exists(path), "'%s' has no config.json\nHINT: give a Hugging Face folder: config.json and *.safetensors", dir.c_str());
-    const json c = read_json(path);
+    const json c = read_downloaded_json(path);
     check(c.is_object(), "'%s' is not a JSON object", path.c_str());
     const std::string type = json_get<std::string>(c, "model_type", path);
     check(type == "llama" || type == "gpt2", "'%s': 'model_type' is '%s', wanted 'llama' or 'gpt2'", path.c_str(), type.c_str());
@@ -101,6 +118,9 @@ inline ModelConfig read_hf_config(const std::string& dir) {
     for (const auto& [what, n] : sizes) {
         check(n > 0 && n <= INT32_MAX, "'%s': the model's %s is %lld, wanted 1 to %d", path.c_str(), what, (long long)n, INT32_MAX);
     }
+    constexpr i64 MOST_LAYERS = 100'000;  // a table of millions of tensors would take minutes, and then all memory
+    check(m.layers <= MOST_LAYERS, "'%s': the model has %lld layers, wanted at most %lld", path.c_str(), (long long)m.layers,
+          (long long)MOST_LAYERS);
     check(m.heads % m.kv_heads == 0, "'%s': %lld heads are not divisible by %lld KV heads", path.c_str(), (long long)m.heads,
           (long long)m.kv_heads);
     if (m.head_size == 0) { m.head_size = div_exact(m.channels, m.heads, (path + ": width over heads").c_str()); }
@@ -114,7 +134,7 @@ inline ModelConfig read_hf_config(const std::string& dir) {
 // The weights of a Hugging Face folder, checked against the tensors that the model wants.
 class HfWeights {
 public:
-    HfWeights(const std::string& dir, const ModelConfig& model, const std::vector<TensorSpec>& specs) : dir_(dir) {
+    HfWeights(const std::string& dir, const ModelConfig& model, const std::vector<TensorSpec>& specs) : dir_(dir), tied_(model.tie) {
         open_files();
         std::set<std::string> used;
         std::vector<std::string> missing;
@@ -152,11 +172,46 @@ public:
         });
     }
 
+    // A tied model uses its embedding as the head: a head of its own in the files is not read. That it holds the same is usual; where
+    // it does not, config.json is wrong, or the files are. For one rank to ask and to say so.
+    bool ignores_a_different_head() const {
+        const auto head = stored_.find("lm_head.weight");
+        for (const char* name : {"embed_tokens.weight", "wte.weight"}) {
+            const auto embedding = stored_.find(name);
+            if (tied_ && head != stored_.end() && embedding != stored_.end()) { return !same(head->second, embedding->second); }
+        }
+        return false;
+    }
+    void warn_of_ignored_head() const {
+        if (!ignores_a_different_head()) { return; }
+        fprintf(
+            stderr,
+            "warning: '%s': 'lm_head.weight' differs from the embedding and is not used: \"tie_word_embeddings\" is true in config.json\n",
+            dir_.c_str());
+    }
+
 private:
     struct Stored {
         const SafetensorsFile* file;
         const SafetensorsEntry* entry;
     };
+
+    static bool same(const Stored& a, const Stored& b) {
+        if (a.entry->shape != b.entry->shape || !readable(*a.entry) || !readable(*b.entry)) { return false; }
+        i64 count = 1;
+        for (const i64 n : a.entry->shape) { count *= n; }
+        std::vector<float> x(std::min<i64>(count, 1 << 20)), y(x.size());
+        for (i64 at = 0; at < count; at += (i64)x.size()) {
+            const i64 n = std::min<i64>((i64)x.size(), count - at);
+            a.file->read(*a.entry, at, n, x.data());
+            b.file->read(*b.entry, at, n, y.data());
+            if (memcmp(x.data(), y.data(), n * sizeof(float)) != 0) { return false; }
+        }
+        return true;
+    }
+    static bool readable(const SafetensorsEntry& e) {
+        return e.dtype == "F32" || e.dtype == "F16" || e.dtype == "BF16" || e.dtype == "F64";
+    }
 
     static std::string canonical(const std::string& name) {
         for (const std::string_view prefix : {"model.", "transformer."}) {
@@ -179,7 +234,7 @@ private:
         check(path_exists(index_path),
               "'%s' has neither model.safetensors nor model.safetensors.index.json\nHINT: weights are read from safetensors only",
               dir_.c_str());
-        const json index = read_json(index_path);
+        const json index = read_downloaded_json(index_path);
         check(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(), "'%s' has no 'weight_map'",
               index_path.c_str());
         std::map<std::string, const SafetensorsFile*> files;
@@ -218,11 +273,11 @@ private:
         const char* path = stored.file->path().c_str();
         check(e.shape == wanted.shape, "'%s': '%s' has shape %s, config.json wants %s", path, e.name.c_str(), e.shape_text().c_str(),
               wanted.shape_text().c_str());
-        const bool readable = e.dtype == "F32" || e.dtype == "F16" || e.dtype == "BF16" || e.dtype == "F64";
-        check(readable, "'%s': '%s' has dtype %s; weights are read from F32, F16, BF16 or F64", path, e.name.c_str(), e.dtype.c_str());
+        check(readable(e), "'%s': '%s' has dtype %s; weights are read from F32, F16, BF16 or F64", path, e.name.c_str(), e.dtype.c_str());
     }
 
     std::string dir_;
+    bool tied_;
     std::vector<std::unique_ptr<SafetensorsFile>> files_;
     std::map<std::string, Stored> stored_;  // by canonical name
     std::map<std::string, Stored> found_;   // by the name of an HfPart

@@ -3,8 +3,11 @@
 #include <sched.h>
 #include <signal.h>
 
+#include <atomic>
+#include <cinttypes>
 #include <cstdlib>
 #include <deque>
+#include <system_error>
 #include <thread>
 
 #include "comm_local.h"
@@ -46,6 +49,12 @@ static Failure describe(const std::exception& exception) {
     if (dynamic_cast<const std::bad_alloc*>(&exception)) {
         return {EXIT_FAILED, "out of memory on the host\nHINT: lower --micro-batch or --seq, or use more ranks"};
     }
+    const auto* system = dynamic_cast<const std::system_error*>(&exception);
+    if (system && system->code() == std::errc::resource_unavailable_try_again) {
+        return {EXIT_FAILED,
+                format("cannot start a thread: %s\nHINT: lower --threads, --tp or --dp, or raise the limit on processes: ulimit -u",
+                       system->code().message().c_str())};
+    }
     return {EXIT_FAILED, exception.what()};
 }
 
@@ -83,22 +92,27 @@ static int launch_threads(int tp, int dp, const std::function<int(Ranks&)>& body
     for (int t = 0; t < tp; t++) { dp_groups.emplace_back(dp, spin); }
 
     std::mutex failing;  // never released by the one that fails: it speaks for all
+    // The others may sleep on a futex for ever, so the process ends here, not main.
+    const auto fail = [&](int rank, const std::exception& exception) {
+        failing.lock();
+        const Failure failure = describe(exception);
+        print_failure(failure, rank, size);
+        _exit(failure.exit_code);
+    };
     std::vector<int> codes(size);
     const auto run_rank = [&](int rank) {
         LocalComm world(world_group, rank), tp_comm(tp_groups[rank / tp], rank % tp), dp_comm(dp_groups[rank % tp], rank / tp);
         Ranks ranks = {&world, &tp_comm, &dp_comm, size};
         try {
             codes[rank] = body(ranks);
-        } catch (const std::exception& exception) {
-            // The others may sleep on a futex for ever, so the process ends here, not main.
-            failing.lock();
-            const Failure failure = describe(exception);
-            print_failure(failure, rank, size);
-            _exit(failure.exit_code);
-        }
+        } catch (const std::exception& exception) { fail(rank, exception); }
     };
     std::vector<std::thread> threads;
-    for (int rank = 1; rank < size; rank++) { threads.emplace_back(run_rank, rank); }
+    for (int rank = 1; rank < size; rank++) {
+        try {
+            threads.emplace_back(run_rank, rank);
+        } catch (const std::exception& exception) { fail(rank, exception); }
+    }
     run_rank(0);
     for (std::thread& thread : threads) { thread.join(); }
     return *std::max_element(codes.begin(), codes.end());
@@ -166,7 +180,45 @@ static int launch_mpi(int tp, int dp, const std::function<int(Ranks&)>& body) {
     return code;
 }
 
+// ---------------------------------------------------------------------------------------------------------------
+// Signals that stand for an error.
+
+// Weights and tokens are read through mappings, and a file that is cut meanwhile ends in a bus error. This names the file. The thread
+// that comes here was reading in our own code, so it holds no lock of the library, and may print.
+static void on_bus_error(int, siginfo_t* info, void*) {
+    static std::atomic_flag failing;
+    while (failing.test_and_set()) { pause(); }  // another thread speaks
+    std::string file;
+    if (FILE* maps = fopen("/proc/self/maps", "r")) {
+        char line[4200];
+        while (fgets(line, sizeof(line), maps)) {  // "7f00-7f10 r--s 00000000 fe:01 42   /path of the file"
+            uintptr_t begin = 0, end = 0;
+            int path = 0;
+            const bool read = sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %*s %*s %*s %*s %n", &begin, &end, &path) == 2 && path > 0;
+            if (read && begin <= (uintptr_t)info->si_addr && (uintptr_t)info->si_addr < end) {
+                file.assign(line + path, strcspn(line + path, "\n"));
+            }
+        }
+        fclose(maps);
+    }
+    const LaunchedWorld world = launched_world();
+    print_failure({EXIT_FAILED, file.empty() ? "bus error: a file was cut while it was read, or /dev/shm is full"
+                                             : format("'%s' was cut while it was read\nHINT: copy or make it again", file.c_str())},
+                  world.rank, world.size);
+    _exit(EXIT_FAILED);
+}
+
+static void make_errors_of_signals() {
+    signal(SIGXFSZ, SIG_IGN);  // over ulimit -f: the write fails and says so
+    signal(SIGPIPE, SIG_IGN);  // a reader of our output that went away must not end a run
+    struct sigaction action = {};
+    action.sa_sigaction = on_bus_error;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGBUS, &action, nullptr);
+}
+
 int launch(int tp, int dp, const std::function<int(Ranks&)>& body) {
+    make_errors_of_signals();
     if (tp < 1 || dp < 0) { usage_error("--tp %d --dp %d: both count ranks, from 1", tp, dp); }
     const LaunchedWorld world = launched_world();
     if (!world.by_mpi) {
@@ -213,7 +265,11 @@ void catch_stop_signals() {
     struct sigaction action = {};
     action.sa_handler = on_stop_signal;
     action.sa_flags = SA_RESTART;  // a save that is being written goes on
-    for (int signal : {SIGINT, SIGTERM, SIGUSR1}) { sigaction(signal, &action, nullptr); }
+    for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP}) {
+        struct sigaction inherited;
+        sigaction(signal, nullptr, &inherited);
+        if (inherited.sa_handler != SIG_IGN) { sigaction(signal, &action, nullptr); }  // a job in the background, or under nohup
+    }
 }
 
 int stop_signal() { return first_signal; }

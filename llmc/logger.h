@@ -5,7 +5,6 @@
 #include <poll.h>
 
 #include <chrono>
-#include <csignal>
 #include <nlohmann/json.hpp>
 
 #include "base.h"
@@ -20,6 +19,13 @@ inline std::string human_count(double n) {
     while (std::abs(n) >= 1000 && u < 4) { n /= 1000, u++; }
     return u == 0 ? format("%.0f", n) : format("%.*f%s", n < 10 ? 2 : n < 100 ? 1 : 0, n, units[u]);
 }
+// 12345678 -> "12.3 MB", in powers of ten as wires are sold.
+inline std::string human_bytes(double n) {
+    const char* units[] = {"B", "kB", "MB", "GB", "TB"};
+    int u = 0;
+    while (n >= 1000 && u < 4) { n /= 1000, u++; }
+    return u == 0 ? format("%.0f B", n) : format("%.*f %s", n < 10 ? 2 : n < 100 ? 1 : 0, n, units[u]);
+}
 inline std::string human_duration(double seconds) {
     const i64 s = (i64)(seconds + 0.5);
     if (s < 60) { return format("%llds", (long long)s); }
@@ -30,14 +36,29 @@ inline std::string human_duration(double seconds) {
 
 class Logger {
 public:
-    Logger(bool speaks, const std::string& path, bool append) : speaks_(speaks), path_(path) {
-        signal(SIGPIPE, SIG_IGN);
-        // Opened anew, so that only this description of the terminal or pipe does not block.
-        screen_ = open("/proc/self/fd/1", O_WRONLY | O_APPEND | O_NONBLOCK);
-        if (screen_ < 0) { screen_ = STDOUT_FILENO; }
-        if (!speaks || path.empty()) { return; }
-        file_ = fopen(path.c_str(), append ? "a" : "w");
+    explicit Logger(bool speaks) : speaks_(speaks) {
+        // A terminal or a pipe is opened anew, so that only this description of it does not block. A file is not: its position
+        // is shared with stderr and with whoever else writes there.
+        struct stat out;
+        if (fstat(STDOUT_FILENO, &out) == 0 && (S_ISFIFO(out.st_mode) || isatty(STDOUT_FILENO))) {
+            const int anew = ::open("/proc/self/fd/1", O_WRONLY | O_NONBLOCK);
+            if (anew >= 0) { screen_ = anew; }
+        }
+    }
+    // Once nothing else can be refused: a wrong flag must not cost an old log.
+    void open(const std::string& path, bool append) {
+        if (!speaks_ || path.empty()) { return; }
+        path_ = path;
+        file_ = fopen(path.c_str(), "a+");
         if (!file_) { die("--log is '%s': cannot open it: %s\nHINT: does the folder exist, may you write there?", path.c_str(), strerror(errno)); }
+        char first = '{', last = '\n';
+        if (fseek(file_, 0, SEEK_END) == 0 && ftell(file_) > 0) {
+            rewind(file_), first = (char)fgetc(file_);
+            fseek(file_, -1, SEEK_END), last = (char)fgetc(file_);
+        }
+        if (first != '{') { die("--log is '%s': that file is no log of this program\nHINT: another name, or remove it first", path.c_str()); }
+        if (!append) { check(ftruncate(fileno(file_), 0) == 0 || errno == EINVAL, "--log is '%s': %s", path.c_str(), strerror(errno)); }
+        else if (last != '\n') { fputc('\n', file_); }  // a killed run left half a line
     }
     Logger(const Logger&) = delete;
     ~Logger() {
@@ -45,7 +66,7 @@ public:
         if (screen_ > STDERR_FILENO) { ::close(screen_); }
     }
 
-    // One line for people. A reader that went away (a closed pipe) does not stop a training run.
+    // One line for people. A reader that went away (a closed pipe) does not stop a training run; whoever prints results checks.
     __attribute__((format(printf, 2, 3))) void line(const char* fmt, ...) {
         if (!speaks_) { return; }
         va_list args;
@@ -62,10 +83,14 @@ public:
                 if (stop_signal()) { return; }
                 continue;
             }
-            if (n < 0 && errno != EINTR) { return; }
+            if (n < 0 && errno != EINTR) {
+                lost_ = errno;
+                return;
+            }
             done += n > 0 ? n : 0;
         }
     }
+    void check_said() const { check(lost_ == 0, "cannot write to standard output: %s", strerror(lost_)); }
     // One record for programs. Not-a-number becomes null. A full disk loses records, not the run: it is said once.
     void record(const nlohmann::json& j) {
         if (!file_) { return; }
@@ -81,5 +106,6 @@ private:
     const bool speaks_;
     std::string path_;
     FILE* file_ = nullptr;
+    int lost_ = 0;
     int screen_ = STDOUT_FILENO;
 };

@@ -23,6 +23,9 @@ struct Sampler {
 
     // Ties go to the lowest id. Draws one number whatever the settings but temperature 0, which draws none.
     int sample(const float* logits, i64 V) {
+        for (i64 i = 0; i < V; i++) {
+            check(!std::isnan(logits[i]), "the logit of token %lld is not a number\nHINT: the weights are damaged, or the run that made them diverged", (long long)i);
+        }
         const i64 best = std::max_element(logits, logits + V) - logits;
         if (temperature == 0) { return (int)best; }
         const double coin = uniform();

@@ -2,11 +2,13 @@
 // A shard is 256 int32 (magic, version, number of tokens, zeros), then the ids as uint16 or uint32; all little-endian.
 #pragma once
 
-#include <fcntl.h>
-#include <sys/mman.h>
+#include <sys/resource.h>
+#include <xxhash.h>
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <atomic>
 #include <bit>
 #include <memory>
 #include <optional>
@@ -58,7 +60,7 @@ struct KnownMagic {
     const char *name, *hint;
 };
 constexpr KnownMagic KNOWN_MAGICS[] = {
-    {20240522, "an llm.c evaluation file", "pass it to --eval, not as training data"},
+    {20240522, "an llm.c evaluation file", "evaluation files are not read yet; pass the token shards (PREFIX_000000.bin ...)"},
     {20240326, "an llm.c model checkpoint", "pass the token shards (PREFIX_000000.bin ...)"},
     {20240327, "an llm.c debug state", "pass the token shards (PREFIX_000000.bin ...)"},
     {20240328, "an llm.c tokenizer", "pass the token shards (PREFIX_000000.bin ...)"},
@@ -84,19 +86,31 @@ inline Guess guess_format(std::string_view start) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Reading. The file is mapped, not read: opening thousands of shards costs one header each and no file descriptors.
+// Reading. One read is one pread, so that a file that is cut during the run is an error that names it; mapped, it would be a SIGBUS.
+
+// So many shards of a process stay open; the others are opened for each read, so that thousands of them do not use up its descriptors.
+inline i64 shards_to_keep_open() {
+    constexpr i64 ENOUGH = 256;
+    struct rlimit limit = {};
+    check(getrlimit(RLIMIT_NOFILE, &limit) == 0, "cannot read the limit of open files: %s", strerror(errno));
+    return std::min<rlim_t>(ENOUGH, limit.rlim_cur / 4);
+}
 
 class ShardReader {
 public:
     explicit ShardReader(const std::string& path) : path_(path) {
         check(!is_directory(path), "shard '%s' is a folder\nHINT: write a pattern that matches its files: '%s/*.bin'", path.c_str(),
               path.c_str());
-        File file(path, "rb");
-        const i64 size = file.size();
-        std::string start(std::min<i64>(size, SHARD_HEADER_BYTES), '\0');
-        file.read_at(start.data(), start.size(), 0);
+        check(!path_exists(path) || is_regular_file(path), "shard '%s' is a pipe or a device; wanted a file\nHINT: copy it to a file",
+              path.c_str());
+        std::unique_ptr<File> file = open_file();
+        const i64 size = file->size();
+        std::string start(std::min(size, FINGERPRINT_BYTES), '\0'), end = start;
+        file->read_at(start.data(), start.size(), 0);
+        file->read_at(end.data(), end.size(), size - (i64)end.size());
+        fingerprint_ = XXH3_64bits_withSeed(end.data(), end.size(), XXH3_64bits(start.data(), start.size()));
         ShardHeader header = {};
-        memcpy(&header, start.data(), start.size());
+        memcpy(&header, start.data(), std::min(start.size(), sizeof header));
 
         const ShardFormat* format = nullptr;
         for (const ShardFormat* f : {&SHARD_16_BIT, &SHARD_32_BIT}) {
@@ -124,31 +138,43 @@ public:
               "shard '%s': found %lld bytes, wanted %lld for the %lld tokens of %d bytes that its header states\nHINT: the file is cut or "
               "still being written; copy or make it again",
               path.c_str(), (long long)size, (long long)wanted, (long long)tokens_, bytes_per_token_);
-        map_ = mmap(nullptr, size, PROT_READ, MAP_SHARED, fileno(file.handle()), 0);
-        check(map_ != MAP_FAILED, "cannot map '%s' (%lld bytes): %s\nHINT: ulimit -v, or more shards than /proc/sys/vm/max_map_count",
-              path.c_str(), (long long)size, strerror(errno));
+        if (readers_++ < shards_to_keep_open()) { file_ = std::move(file); }
     }
     ShardReader(const ShardReader&) = delete;
     ShardReader& operator=(const ShardReader&) = delete;
-    ~ShardReader() { munmap(map_, SHARD_HEADER_BYTES + tokens_ * bytes_per_token_); }
+    ~ShardReader() { readers_--; }
 
     const std::string& path() const { return path_; }
     i64 tokens() const { return tokens_; }
     int bytes_per_token() const { return bytes_per_token_; }
+    // Of the file's first and last 4 KiB: tells most sets of one shape apart, and thousands of shards are opened in no time.
+    uint64_t fingerprint() const { return fingerprint_; }
 
     // ids [begin, begin + count) as int32; each must be in [0, vocab).
     void read(i64 begin, i64 count, i64 vocab, int32_t* out) const {
         check(begin >= 0 && count >= 0 && count <= tokens_ - begin, "'%s': tokens [%lld, %lld) are not among its %lld", path_.c_str(),
               (long long)begin, (long long)(begin + count), (long long)tokens_);
-        if (bytes_per_token_ == SHARD_16_BIT.bytes_per_token) {
-            copy_ids((const uint16_t*)data() + begin, begin, count, vocab, out);
+        thread_local std::vector<char> bytes;  // ranks that are threads read at the same time
+        bytes.resize(count * bytes_per_token_);
+        const i64 offset = SHARD_HEADER_BYTES + begin * bytes_per_token_;
+        if (file_) {
+            file_->read_at(bytes.data(), bytes.size(), offset);
         } else {
-            copy_ids((const uint32_t*)data() + begin, begin, count, vocab, out);
+            open_file()->read_at(bytes.data(), bytes.size(), offset);
+        }
+        if (bytes_per_token_ == SHARD_16_BIT.bytes_per_token) {
+            copy_ids((const uint16_t*)bytes.data(), begin, count, vocab, out);
+        } else {
+            copy_ids((const uint32_t*)bytes.data(), begin, count, vocab, out);
         }
     }
 
 private:
-    const char* data() const { return (const char*)map_ + SHARD_HEADER_BYTES; }
+    static constexpr i64 FINGERPRINT_BYTES = 4096;
+    static_assert(FINGERPRINT_BYTES >= SHARD_HEADER_BYTES);
+    static inline std::atomic<i64> readers_ = 0;  // of this process
+
+    std::unique_ptr<File> open_file() const { return std::make_unique<File>(path_, "rbe"); }
 
     template <typename Id>
     void copy_ids(const Id* in, i64 begin, i64 count, i64 vocab, int32_t* out) const {
@@ -168,7 +194,8 @@ private:
     std::string path_;
     i64 tokens_ = 0;
     int bytes_per_token_ = 0;
-    void* map_ = nullptr;
+    uint64_t fingerprint_ = 0;
+    std::unique_ptr<File> file_;  // none: opened for each read
 };
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -178,18 +205,6 @@ inline std::string base_name(const std::string& path) { return path.substr(path.
 inline std::string parent_folder(const std::string& path) {
     const size_t slash = path.rfind('/');
     return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
-}
-
-inline void rename_file(const std::string& from, const std::string& to) {
-    check(rename(from.c_str(), to.c_str()) == 0, "cannot rename '%s' to '%s': %s", from.c_str(), to.c_str(), strerror(errno));
-}
-
-// A rename is on the disk only when its folder is.
-inline void sync_folder(const std::string& folder) {
-    const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY);
-    check(fd >= 0, "cannot open the folder '%s': %s", folder.c_str(), strerror(errno));
-    fsync(fd);  // some network file systems refuse this; the data itself is synced by now
-    close(fd);
 }
 
 // The name of shard `index` of a set: PREFIX_000000.bin and so on.
@@ -341,7 +356,7 @@ inline void write_token_set_info(const std::string& path, const TokenSetInfo& in
 
 // Nothing if there is no such file, or if it is somebody else's JSON.
 inline std::optional<TokenSetInfo> read_token_set_info(const std::string& path) {
-    if (!path_exists(path) || is_directory(path)) { return {}; }
+    if (!is_regular_file(path)) { return {}; }
     const auto json = nlohmann::ordered_json::parse(read_text_file(path), nullptr, false);
     if (!json.is_object() || json.value("format", nlohmann::ordered_json()) != TOKEN_SET_FORMAT) { return {}; }
     TokenSetInfo info;

@@ -126,6 +126,7 @@ private:
         }
         t.cols = cols.size();
         t.rows = 0;
+        bool too_many = all_cols < 0;
         for (const HfPart& part : t.spec.parts) {
             Range rows{0, part.rows};
             if (s.split == Split::ROWS) {
@@ -135,10 +136,14 @@ private:
                 rows = vocab_range(model, tp, rank);
             }
             t.slices.push_back({part, t.rows, rows.size(), part.hf_row + rows.begin, cols.begin, cols.size(), all_cols});
-            t.rows += rows.size();
+            too_many = too_many || part.rows < 0 || __builtin_add_overflow(t.rows, rows.size(), &t.rows);
         }
         t.offset = count_;
-        count_ += round_up(t.count(), 32);  // every tensor starts on a cache line; the gap stays zero
+        i64 count = 0, bytes = 0;
+        too_many = too_many || __builtin_mul_overflow(t.rows, t.cols, &count) || __builtin_add_overflow(count, 31, &count) ||
+                   __builtin_add_overflow(count_, count / 32 * 32, &count_) ||  // every tensor starts on a cache line; the gap stays zero
+                   __builtin_mul_overflow(count_, (i64)sizeof(float), &bytes);
+        check(!too_many, "'%s' needs more bytes than 64 bits count\nHINT: lower the model's sizes", s.name.c_str());
         by_name_[s.name] = tensors_.size();
         tensors_.push_back(std::move(t));
     }

@@ -19,7 +19,8 @@ class SentencePieceTokenizer : public Tokenizer {
 public:
     SentencePieceTokenizer(const std::string& path, const std::string& model) {
         const auto status = processor_.LoadFromSerializedProto(absl::string_view(model.data(), model.size()));
-        check(status.ok(), "tokenizer '%s' is not a whole SentencePiece model: %s\nHINT: copy it again", path.c_str(), status.message());
+        check(status.ok(), "tokenizer '%s' is not a whole SentencePiece model: %s\nHINT: copy it again", path.c_str(),
+              sentencepiece_reason(status.message()).c_str());
         kind = "sentencepiece";
         bos_id = processor_.bos_id();
         eos_id = processor_.eos_id();
@@ -33,7 +34,8 @@ public:
     std::vector<int32_t> encode(std::string_view text) const override {
         std::vector<int> ids;
         const auto status = processor_.Encode(absl::string_view(text.data(), text.size()), &ids);
-        check(status.ok(), "SentencePiece cannot encode a text of %zu bytes: %s", text.size(), status.message());
+        check(status.ok(), "SentencePiece cannot encode a text of %zu bytes: %s", text.size(),
+              sentencepiece_reason(status.message()).c_str());
         return ids;
     }
 
@@ -73,7 +75,11 @@ constexpr ForeignTokenizer FOREIGN_TOKENIZERS[] = {
 }  // namespace
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path) {
+    errno = 0;
+    check(path_exists(path), "tokenizer '%s': %s\nHINT: pass a SentencePiece tokenizer.model; ./tokenize --train-tokenizer makes one",
+          path.c_str(), strerror(errno));
     if (is_directory(path)) { refuse(path, "a folder", "pass the tokenizer.model in it"); }
+    if (!is_regular_file(path)) { refuse(path, "a pipe or a device", "copy it to a file"); }
     const std::string content = read_text_file(path);
     if (content.empty()) { refuse(path, "empty", "copy it again"); }
     for (const ForeignTokenizer& f : FOREIGN_TOKENIZERS) {

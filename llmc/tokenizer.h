@@ -61,6 +61,14 @@ struct Tokenizer {
     bool trims_spaces = false;                      // encode() drops spaces at the start of the text, so decoding drops all of them there
 };
 
+// What a SentencePiece error says, without the place in the library's source: "./src/x.cc(76) [condition] text" -> "text".
+inline std::string sentencepiece_reason(const std::string& message) {
+    const size_t bracket = message.rfind("] ");
+    const std::string text =
+        message.find(".cc(") == std::string::npos || bracket == std::string::npos ? message : message.substr(bracket + 2);
+    return text.empty() ? "the library gives no reason" : text;
+}
+
 // Tells by the content what the file is; refuses what it cannot use, by name.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path);
 

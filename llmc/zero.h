@@ -52,7 +52,7 @@ public:
         }
         const Range mine = owned_[0].range;
         const i64 begin = std::max(mine.begin, table_.replicated.begin), end = std::min(mine.end, table_.replicated.end);
-        if (end > begin) { ranks_.tp->all_reduce(grads_ + begin, end - begin, DType::FP32, Traffic::DP); }
+        if (end > begin) { ranks_.tp->all_reduce(grads_ + begin, end - begin, DType::FP32, Traffic::OTHER); }
     }
 
     // The global gradient norm: squares in double, parts in DP order, then TP ranks in order; sharded tensors from every TP

@@ -25,12 +25,12 @@ echo 'All there.'
 
 step 'Build'
 mkdir -p "$dir"
-if ! make -j"$(nproc)" > "$dir/build.log" 2>&1; then
+if ! make -j"$(nproc)" train_gpt tokenize > "$dir/build.log" 2>&1; then
     tail -n 30 "$dir/build.log" >&2
     echo "quickstart.sh: the build failed; all of its output is in $PWD/$dir/build.log" >&2
     exit 1
 fi
-tail -n 3 "$dir/build.log"
+echo 'Built ./train_gpt and ./tokenize.'
 
 step 'Text, tokenizer, shards'
 if [ ! -f "$dir/kjv.json" ]; then  # ./tokenize writes it last
@@ -46,9 +46,19 @@ if [ ! -f "$dir/kjv.json" ]; then  # ./tokenize writes it last
 fi
 
 step 'Training: 2 tensor-parallel ranks, half of the channels synchronised'
-./train_gpt --model demo --tp 2 --sync-factor 0.5 --train "$dir/kjv_0*.bin" --val "$dir/kjv_val_*.bin" --tokenizer "$dir/kjv.model" \
-    --steps 300 --lr 3e-3 --val-every 50 --val-batches 0 --prompt 'And the LORD said' --sample-every 300 --temperature 0.8 --top-k 40 \
-    --out "$dir/model" --save-every 100 --keep 1 --resume --log "$dir/train.jsonl"
+./train_gpt --model demo --channels 128 --heads 4 --kv-heads 4 --ffn 352 --tp 2 --sync-factor 0.5 \
+    --train "$dir/kjv_0*.bin" --val "$dir/kjv_val_*.bin" --tokenizer "$dir/kjv.model" \
+    --steps 550 --global-batch 32 --micro-batch 8 --lr 5e-3 --warmup 50 --val-every 50 --val-batches 0 \
+    --prompt 'And the LORD said' --sample-every 550 --temperature 0.8 --top-k 40 \
+    --out "$dir/model" --save-every 100 --keep 1 --resume --log "$dir/train.jsonl" || {
+    status=$?
+    if [ "$status" -gt 128 ]; then
+        echo 'Stopped. Run scripts/quickstart.sh again to go on from here.' >&2
+    else
+        echo 'quickstart.sh: the training failed. HINT: scripts/quickstart.sh --anew starts without what is left of an earlier one' >&2
+    fi
+    exit "$status"
+}
 
 step 'What it learned'
 scripts/quickstart_report.py "$dir/train.jsonl" --train "$dir/kjv_0*.bin" --val "$dir/kjv_val_*.bin" --out "$dir/loss.png"
@@ -56,11 +66,12 @@ scripts/quickstart_report.py "$dir/train.jsonl" --train "$dir/kjv_0*.bin" --val 
 cat << END
 
 Try next:
-  more text of this model    ./train_gpt --checkpoint $dir/model --tokenizer $dir/kjv.model --tp 2 --sync-factor 0.5 --prompt 'In the beginning' --generate 200 --temperature 0.8
-  train it further           ./train_gpt --resume --out $dir/model --steps 600 --log $dir/train.jsonl
+  more text of this model    ./train_gpt --checkpoint $dir/model --prompt 'In the beginning' --generate 200
+  train it further           ./train_gpt --resume --out $dir/model --steps 1100
   your own text              ./tokenize --train-tokenizer 4096 --out out/my.model my.txt
                              ./tokenize --tokenizer out/my.model --split-documents 10000 --val-fraction 0.05 --out out/my my.txt
-                             ./train_gpt --model demo --vocab 4096 --tp 2 --sync-factor 0.5 --train 'out/my_0*.bin' --val 'out/my_val_*.bin' --out out/my-model --log out/my.jsonl
+                             ./train_gpt --model demo --vocab 4096 --tp 2 --sync-factor 0.5 --train 'out/my_0*.bin' --val 'out/my_val_*.bin' \\
+                                 --tokenizer out/my.model --out out/my-model --log out/my.jsonl
   curves of any run          scripts/plot.py out/my.jsonl
   all flags                  ./train_gpt --help
 END

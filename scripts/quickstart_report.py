@@ -57,7 +57,7 @@ def main():
     unigram, tokens = unigram_loss(read_shards(options.train), read_shards(options.val), flags["vocab"], flags["seq"])
 
     for sample in samples[:1] + samples[1:][-1:]:
-        print(f"What the model wrote after step {sample['step']}:")
+        print("What the model wrote " + (f"after {sample['step']} steps:" if sample["step"] else "before training:"))
         for line in sample["text"].splitlines():
             printable = "".join(c if c.isprintable() else "\ufffd" for c in line)
             print(textwrap.fill(printable, 110, initial_indent="    ", subsequent_indent="    "))
@@ -69,8 +69,8 @@ def main():
         sys.exit("quickstart_report.py: the model is not better than token frequencies alone: something is wrong with this training")
     print("\nLoss curves, a picture to open:")
     print("    ", end="", flush=True)
-    plot.main([options.log, "--reference", f"{unigram}=unigram model", "--title", f"King James Bible, {flags['tp']} ranks, sync factor {flags['sync_factor']:g}"]
-              + (["--out", options.out] if options.out else []))
+    title = f"King James Bible, {flags['tp']} tensor-parallel ranks, sync factor {flags['sync_factor']:g}"
+    plot.main([options.log, "--reference", f"{unigram}=unigram model", "--title", title] + (["--out", options.out] if options.out else []))
 
 
 if __name__ == "__main__":

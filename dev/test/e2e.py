@@ -440,7 +440,7 @@ def test_generation(d):
     def text(extra, n=0):
         return ok(use + extra, n=n).stdout
     greedy = text(['--generate', 40, '--prompt', 'the quick', '--temperature', 0])
-    expect(greedy.startswith('the quick') and greedy.count('\n') >= 1, greedy)
+    expect(greedy.startswith('the quick brown'), f'the space after the prompt: {greedy}')
     expect(text(['--generate', 40, '--prompt', 'the quick', '--temperature', 0, '--seed', 99]) == greedy, 'greedy depends on the seed')
     expect(text(['--generate', 40, '--prompt', 'the quick', '--temperature', 0], n=2) == greedy, 'mpirun writes another text than threads')
     hot = text(['--generate', 50, '--prompt', 'a', '--seed', 5])
@@ -448,18 +448,96 @@ def test_generation(d):
     expect(hot != text(['--generate', 50, '--prompt', 'a', '--seed', 6]), '--seed has no effect on sampling')
     hot.encode('utf-8').decode('utf-8')
     expect(text(['--generate', 10, '--prompt', '']) is not None, 'empty prompt')
+    expect(text(['--generate', 0, '--prompt', 'the quick']) == 'the quick\n', '--generate 0')
+    r = subprocess.run(f'"{TRAIN}" --checkpoint {d}/model --tokenizer {d}/tok.model --generate 5 > /dev/full', shell=True, stderr=subprocess.PIPE, text=True)
+    expect(r.returncode == 1 and 'standard output' in r.stderr, f'output that is lost: {r.returncode} {r.stderr}')
     ok(use + ['--generate', 10 ** 6, '--prompt', 'a', '--ignore-eos'])  # ends where the context is full
     refused(use + ['--generate', 5, '--prompt', 'word ' * 100], 1, 'context')
     refused(use + ['--generate', 5, '--tp', 4], 2, '--tp')
     refused(use + ['--generate', 5, '--tp', 1], 2, '--tp')
     expect('"sync_factor": 0.5' in ok(['--checkpoint', f'{d}/model', '--info']).stdout, '--info')
     refused(['--checkpoint', f'{d}/nowhere', '--info'], 1, 'nowhere')
+    before = open(f'{d}/log').read()
     val = records(f'{d}/log', 'val')[-1]
     r = ok(['--checkpoint', f'{d}/model', '--eval', f'{d}/t_000000.bin', '--log', f'{d}/eval.log'])
     found = records(f'{d}/eval.log', 'eval')[0]
+    expect(records(f'{d}/eval.log', 'run') and open(f'{d}/log').read() == before, 'the training log was touched, or the first record is not the run')
+    subprocess.run([TOKENIZE, '--train-tokenizer', '300', '--out', f'{d}/other.model', f'{d}/text.txt'], check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    subprocess.run([TOKENIZE, '--tokenizer', f'{d}/other.model', '--out', f'{d}/o', f'{d}/text.txt'], check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    refused(['--checkpoint', f'{d}/model', '--eval', f'{d}/o_000000.bin'], 2, 'other.model')
+    refused(use[:2] + ['--tokenizer', f'{d}/other.model', '--generate', 3], 2, 'other.model')
+    r = subprocess.run(['/usr/bin/python3', os.path.join(ROOT, 'scripts/quickstart_report.py'), f'{d}/log', '--train', f'{d}/t_[0-9]*.bin', '--val', f'{d}/t_[0-9]*.bin', '--out', f'{d}/loss.png'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    expect(r.returncode == 0 and 'unigram' in r.stdout.lower(), f'quickstart_report.py: {r.stdout} {r.stderr[-1000:]}')
     expect(abs(found['loss'] - val['loss']) <= 1e-6 and found['bits_per_byte'] > 0, f'{found} and {val}')
     expect(val['loss'] < records(f'{d}/log', 'val')[0]['loss'] - 1, 'nothing was learned')
     expect(len(records(f'{d}/log', 'sample')) >= 3, 'no samples')
+
+
+def test_generation_stops_at_the_end_of_a_text(d):  # a model that knows one text by heart
+    with open(f'{d}/text.jsonl', 'w') as f:
+        f.write('{"text": "one two three four five six seven"}\n' * 400)
+    for args in (['--train-tokenizer', '300', '--out', f'{d}/tok.model', f'{d}/text.jsonl'], ['--tokenizer', f'{d}/tok.model', '--bos', '--out', f'{d}/t', f'{d}/text.jsonl']):
+        r = subprocess.run([TOKENIZE] + args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        if r.returncode != 0 and '--train-tokenizer' in args:  # the library names the largest size that the text allows
+            args[1] = re.search(r'<= (\d+)', r.stderr).group(1)
+            r = subprocess.run([TOKENIZE] + args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        expect(r.returncode == 0, r.stderr)
+    vocab = json.load(open(f'{d}/t.json'))['tokenizer']['vocab']
+    ok(SMALL + ['--vocab', vocab, '--seq', 32, '--train', f'{d}/t_[0-9]*.bin', '--steps', 60, '--lr', 0.02, '--tp', 2, '--sync-factor', 0.5, '--out', f'{d}/m', '--schedule', 'constant'])
+    use = ['--checkpoint', f'{d}/m', '--tokenizer', f'{d}/tok.model', '--prompt', 'one two', '--temperature', 0, '--generate', 25]
+    expect(ok(use).stdout == 'one two three four five six seven\n', ok(use).stdout)
+    expect(len(ok(use + ['--ignore-eos']).stdout) > len(ok(use).stdout) + 10, '--ignore-eos')
+
+
+def test_one_rank_is_told_to_stop(d):
+    p = start(SMALL + make_data(d) + ['--tp', 2, '--sync-factor', 0.5, '--steps', 1000000, '--out', f'{d}/out', '--log', f'{d}/log'], n=2)
+    wait_for_step(f'{d}/log', 3, p)
+    ranks = subprocess.run(['pgrep', '-P', str(p.pid), 'train_gpt'], stdout=subprocess.PIPE, text=True).stdout.split()
+    os.kill(int(ranks[-1]), signal.SIGTERM)
+    p.communicate(timeout=15)
+    expect(p.returncode == 143 and glob.glob(f'{d}/out/step_*'), f'exit code {p.returncode}, {os.listdir(f"{d}/out")}')
+
+
+def test_more_than_two_to_the_31_logits(d):
+    V, S, B = 40000, 1024, 64  # B*S*V = 2.6e9
+    write_shard(f'{d}/big.bin', [(i * 7919) % V for i in range(S * B + 1)])
+    ok(SMALL + ['--layers', 1, '--channels', 8, '--heads', 1, '--kv-heads', 1, '--ffn', 8, '--vocab', V, '--seq', S, '--train', f'{d}/big.bin', '--steps', 1, '--micro-batch', B, '--global-batch', B, '--log', f'{d}/a'], timeout=200)
+    a = curve(f'{d}/a')[0]
+    expect(abs(a[1] - math.log(V)) < 0.1 and 0 < a[2] < 10, f'{a}')
+
+
+def test_small_shared_memory(d):
+    if os.geteuid() != 0:
+        return print('     (not root: a small /dev/shm cannot be made)')
+    script = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
+    r = subprocess.run(['unshare', '-m', 'sh', '-c', script, 'sh'] + MPIRUN + ['-n', '4', TRAIN] + [str(a) for a in SMALL + make_data(d) + ['--tp', 4, '--sync-factor', 0.5, '--steps', 3]],
+                       env={**os.environ, **MPI_ENV}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
+    expect(r.returncode == 0 and 'step 3/3' in r.stdout, f'{r.returncode} {r.stderr[-1000:]}')
+
+
+def test_redirected_output_keeps_its_order(d):
+    data = make_data(d)
+    line = ' '.join(f'"{a}"' for a in SMALL + data + ['--steps', 3, '--lr', '1e30', '--min-lr', '1e30', '--schedule', 'constant', '--warmup', 0])
+    subprocess.run(f'(echo BEFORE; "{TRAIN}" {line}; echo AFTER) > {d}/f 2>&1', shell=True)
+    text = open(f'{d}/f').read()
+    expect(text.startswith('BEFORE') and text.rstrip().endswith('AFTER') and text.index('step 1/3') < text.index('error:'), text)
+    expect(':null' in ok_log_of_a_diverging_run(d, data), 'what is no number is not null in the log')
+    open(f'{d}/precious', 'w').write('not a log')
+    refused(SMALL + data + ['--steps', 1, '--log', f'{d}/precious'], 1, '--log')
+    old = f'{d}/old.log'
+    ok(SMALL + data + ['--steps', 2, '--log', old])
+    refused(SMALL + ['--train', f'{d}/typo*', '--log', old], 2, 'typo')
+    expect(len(records(old)) == 2, 'a refused command emptied the old log')
+
+
+def ok_log_of_a_diverging_run(d, data):
+    run(SMALL + data + ['--steps', 3, '--lr', '1e30', '--min-lr', '1e30', '--schedule', 'constant', '--warmup', 0, '--log', f'{d}/nan.log'])
+    return open(f'{d}/nan.log').read()
+
+
+def test_links_in_the_readme(d):
+    r = subprocess.run([sys.executable, os.path.join(ROOT, 'dev/test/readme_links.py')], stdout=subprocess.PIPE, text=True)
+    expect(r.returncode == 0, r.stdout)
 
 
 def test_insight(d):

@@ -1,6 +1,7 @@
 // test_checkpoint.cpp: state that is saved by some ranks and read by others comes back bit for bit, and a save that fails, is
 // killed, or is damaged later never passes for a good one.
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -76,7 +77,7 @@ struct State {
 
 json meta_of(const ModelConfig& model) { return {{"model", model_to_json(model)}, {"sync_factor", 0.1}, {"note", "é \"quoted\""}}; }
 
-std::vector<std::string> save(const std::string& out, const ModelConfig& model, int T, int D, bool zero, i64 step, int keep = 0) {
+std::vector<std::string> save(const std::string& out, const ModelConfig& model, int T, int D, bool zero, i64 step, i64 keep = 0) {
     return on_ranks(T, D, [&](Ranks& ranks, Run& run) {
         State state(model, ranks, zero);
         state.fill(step);
@@ -258,6 +259,7 @@ void expect_failed_save(const std::string& out, const std::vector<std::string>& 
 TEST(Checkpoint, FileSizeLimit) {
     const TempDir dir;
     save(dir.path, tiny_llama(), 2, 1, false, 10);
+    signal(SIGXFSZ, SIG_IGN);  // as launch() does
     rlimit before;
     getrlimit(RLIMIT_FSIZE, &before);
     const rlimit small = {40000, before.rlim_max};
@@ -282,6 +284,106 @@ TEST(Checkpoint, UnwritableFolder) {
     const std::vector<std::string> errors = save(dir.path + "/file", tiny_llama(), 2, 1, false, 1);
     EXPECT_EQ(errors, std::vector<std::string>(2, errors[0]));
     expect_mentions(errors[0], {dir.path + "/file"});
+}
+
+// While one is alive, root is somebody who may not do everything.
+struct Unprivileged {
+    const bool was_root = geteuid() == 0;
+    Unprivileged() { check(!was_root || seteuid(65534) == 0, "seteuid: %s", strerror(errno)); }
+    ~Unprivileged() { check(!was_root || seteuid(0) == 0, "seteuid: %s", strerror(errno)); }
+};
+
+// What cannot be removed stays and is warned of; the save itself is none the worse.
+TEST(Checkpoint, WhatCannotBeRemovedFailsNoSave) {
+    const TempDir dir;
+    chmod(dir.path.c_str(), 0777);
+    const Unprivileged unprivileged;
+    const std::string theirs = dir.path + "/.step_00000003.tmp", old = dir.path + "/.step_00000004.old",
+                      locked = dir.path + "/step_00000010";
+    ASSERT_EQ(save(dir.path, tiny_gpt(), 1, 1, false, 10), no_errors(1));
+    for (const std::string& path : {theirs, old}) {
+        std::filesystem::create_directory(path);
+        write_file(path + "/file", "");
+    }
+    for (const std::string& path : {theirs, old, locked}) { chmod(path.c_str(), 0555); }
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(save(dir.path, tiny_gpt(), 1, 2, true, 20, 1), no_errors(2));
+    expect_mentions(testing::internal::GetCapturedStderr(), {"warning: cannot remove '" + theirs + "'", "00000004.old'", "00000010.old'"});
+    EXPECT_EQ(names_in(dir.path), (std::vector<std::string>{".step_00000003.tmp", ".step_00000004.old", "step_00000010", "step_00000020"}));
+    EXPECT_EQ(load(locked, tiny_gpt(), 1, 1, false, 10), no_errors(1));  // under its own name again, and whole
+    // Only a save's own leftover is in its way.
+    expect_mentions(save(dir.path, tiny_gpt(), 1, 1, false, 3)[0], {theirs, "HINT"});
+    for (const std::string& path : {theirs, old, locked}) { chmod(path.c_str(), 0755); }
+    EXPECT_EQ(save(dir.path, tiny_gpt(), 1, 1, false, 30, 1), no_errors(1));
+    EXPECT_EQ(names_in(dir.path), std::vector<std::string>{"step_00000030"});
+}
+
+TEST(Checkpoint, WeightsThatAreNotFiniteAreNotSaved) {
+    const TempDir dir;
+    save(dir.path, tiny_llama(), 2, 1, false, 10);
+    for (const float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
+        for (const int array : {0, 1}) {
+            const std::vector<std::string> errors = on_ranks(2, 1, [&](Ranks& ranks, ::Run& run) {
+                State state(tiny_llama(), ranks, false);
+                state.fill(20);
+                if (ranks.tp->rank == 1) { state.views.back().array(array)[5] = bad; }
+                save_checkpoint(dir.path, meta_of(tiny_llama()), 20, state.views, ranks, 1, run);
+            });
+            if (array == 0) {
+                expect_failed_save(dir.path, errors, "state_tp1_dp0.bin' of step 20 is not saved: the weights are not finite");
+            } else {  // moments heal
+                EXPECT_EQ(errors, no_errors(2));
+                save(dir.path, tiny_llama(), 2, 1, false, 10);
+                std::filesystem::remove_all(dir.path + "/step_00000020");
+            }
+        }
+    }
+    const std::vector<float> fine = {0, -0.0f, 3e38f, -3e38f, 1e-45f};
+    EXPECT_TRUE(all_finite(fine.data(), fine.size()));
+}
+
+TEST(Checkpoint, OneRunInAFolder) {
+    const TempDir dir;
+    {
+        const FolderLock lock = lock_folder(dir.path);
+        expect_mentions(message_of([&] { lock_folder(dir.path); }),
+                        {"'" + dir.path + "'", "another run is using it", format("process %d", getpid()), "HINT"});
+    }
+    std::optional<FolderLock> kept;
+    kept.emplace(lock_folder(dir.path));
+    EXPECT_NE(message_of([&] { lock_folder(dir.path); }), "");
+    kept.reset();
+    EXPECT_EQ(message_of([&] { lock_folder(dir.path); }), "");
+    chmod(dir.path.c_str(), 0777);
+    const Unprivileged unprivileged;  // the file .lock of another user
+    EXPECT_EQ(message_of([&] { lock_folder(dir.path); }), "");
+}
+
+TEST(Checkpoint, OutIsTheFolderAround) {
+    const TempDir dir;
+    const std::string one = dir.path + "/step_00000010", renamed = dir.path + "/best";
+    save(dir.path, tiny_gpt(), 1, 1, false, 10);
+    check_not_a_checkpoint(dir.path);
+    check_not_a_checkpoint(dir.path + "/new");
+    for (const std::string& out : {one, one + "//", one + "/.", dir.path + "/step_7"}) {
+        expect_mentions(message_of([&] { check_not_a_checkpoint(out); }), {"'" + out + "'", "HINT: --out '" + dir.path + "'"});
+    }
+    std::filesystem::rename(one, renamed);
+    expect_mentions(message_of([&] { check_not_a_checkpoint(renamed); }), {"is a checkpoint", "HINT: --out '" + dir.path + "'"});
+}
+
+TEST(Folders, SayWhyTheyCannotBeMade) {
+    const TempDir dir;
+    prepare_folder(dir.path + "/a/b");
+    EXPECT_TRUE(is_directory(dir.path + "/a/b"));
+    chmod(dir.path.c_str(), 0555);
+    {
+        const Unprivileged unprivileged;
+        expect_mentions(message_of([&] { prepare_folder(dir.path + "/c/d"); }), {dir.path + "/c'", "Permission denied", "HINT"});
+    }
+    chmod(dir.path.c_str(), 0755);
+    write_file(dir.path + "/file", "");
+    expect_mentions(message_of([&] { prepare_folder(dir.path + "/file/d"); }), {dir.path + "/file'", "File exists"});
 }
 
 // A process that saves over and over is killed at any moment, 50 times: what it had reported saved is there, and whole.

@@ -290,6 +290,22 @@ TEST(Groups, AreRowsAndColumnsOfTheWorld) {
     });
 }
 
+TEST(Groups, AgreeOrSayWhoDoesNot) {
+    const auto said = [](i64 last) {
+        std::vector<std::string> messages(3);
+        launch(3, 1, [&](Ranks& ranks) {
+            try {
+                check_ranks_agree(ranks, "the step to resume", ranks.world->rank == 2 ? last : 100);
+            } catch (const Error& error) { messages[ranks.world->rank] = error.what(); }
+            return 0;
+        });
+        return messages;
+    };
+    const std::string wanted = "the step to resume: rank 0 has 100, rank 2 has -1\nHINT: do all hosts see the same files?";
+    EXPECT_EQ(said(100), std::vector<std::string>(3));
+    EXPECT_EQ(said(-1), std::vector<std::string>(3, wanted));
+}
+
 TEST(Misuse, IsAFifthInFlight) {
     LocalGroup group(2);
     LocalComm comm(group, 0);

@@ -1,6 +1,8 @@
 // test_data.cpp: shards, the order of windows, tokenizers and ./tokenize. The letters B.x n are rows of CASES.md.
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+
 #include <clocale>
 #include <filesystem>
 #include <map>
@@ -81,6 +83,23 @@ Failure failure_of(Function function) {
     return {};
 }
 #define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << "found: " << (text)
+
+// Lowers a limit of this process for as long as it lives.
+class Limit {
+public:
+    Limit(int resource, rlim_t value) : resource_(resource) {
+        getrlimit((__rlimit_resource)resource_, &before_);
+        const struct rlimit limit = {value, before_.rlim_max};
+        setrlimit((__rlimit_resource)resource_, &limit);
+    }
+    ~Limit() { setrlimit((__rlimit_resource)resource_, &before_); }
+
+private:
+    int resource_;
+    struct rlimit before_;
+};
+
+size_t open_files() { return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}); }
 
 constexpr i64 ANY_VOCAB = 65536;
 
@@ -258,13 +277,17 @@ TEST_F(Data, MixFollowsMegatronsRule) {
 
 TEST_F(Data, SpecsAreParsedStrictly) {
     for (const char* spec : {"", "0.7:", "0.7x:a,0.3:b", "0.7:a,b", "0.7:a,0.3", "0,7:a", "0.7:a,", "-1:a", "0:a", "1e999:a", "+1:a", ".:a",
-                             "0.5:a,nan:b", "0.5:a,,0.5:b"}) {
+                             "0.5:a,nan:b", "0.5:a,,0.5:b", "1e308:a,1e308:b", "0.5: ,0.5:b"}) {
         const Failure failure = failure_of([&] { parse_data_spec(spec); });
         EXPECT_EQ(failure.exit_code, EXIT_USAGE) << spec;
         EXPECT_SAYS(failure.message, "HINT");
     }
     EXPECT_EQ(parse_data_spec("my data/a:b,c_*.bin").size(), 1u);
     EXPECT_EQ(parse_data_spec("./0.5:x,y").size(), 1u);
+    const auto spaced = parse_data_spec(" 0.7:a, 0.3 : b c ,1e100:d");
+    ASSERT_EQ(spaced.size(), 3u);
+    EXPECT_EQ(spaced[0].glob + "|" + spaced[1].glob + "|" + spaced[2].glob, "a|b c|d");
+    EXPECT_EQ(spaced[2].weight, 1.0);
     setlocale(LC_ALL, "de_DE.UTF-8");  // if it is installed: the decimal comma must mean nothing
     const auto parts = parse_data_spec("1.5:x y/*.bin,0.5:z:1");
     setlocale(LC_ALL, "C");
@@ -292,6 +315,25 @@ TEST_F(Data, IdentityChangesWithTheStreamOnly) {
                                     identity("1:" + path("a/*") + ",1:" + path("d/*"), 4, 1),
                                     identity("2:" + path("a/*") + ",1:" + path("d/*"), 4, 1)};
     EXPECT_EQ(all.size(), 7u);
+    // Other content of the same size: seen at both ends of a large shard.
+    std::vector<int32_t> ids(20000, 5);
+    std::set<uint64_t> contents;
+    for (const size_t changed : {0, 1500, 18000, 19999}) {
+        ids[changed]++;
+        write_shard("e/x", ids);
+        contents.insert(identity(path("e/*"), 4, 1));
+    }
+    EXPECT_EQ(contents.size(), 4u);
+    // The same ids of another tokenizer.
+    for (const char* hash : {"aa", "bb"}) {
+        TokenSetInfo info;
+        info.tokenizer_hash = hash;
+        info.vocab = 100;
+        info.train = {1, 20000, 20000, {{"x_000000.bin", 20000}}};
+        write_token_set_info(path("e/x.json"), info);
+        contents.insert(identity(path("e/*.bin"), 4, 1));
+    }
+    EXPECT_EQ(contents.size(), 6u);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -390,7 +432,7 @@ TEST_F(Data, ForeignFilesAreNamed) {
         {with_int(2, 101), {"1224 bytes", "1226"}},
         {with_int(2, 99), {"1224 bytes", "1222"}},
         {with_int(2, -1), {"-1"}},
-        {with_int(0, 20240522), {"evaluation"}},
+        {with_int(0, 20240522), {"evaluation", "not read yet"}},
         {with_int(0, 20240326), {"checkpoint"}},
         {std::string("MMIDIDX\0\0", 9) + std::string(50, '\1'), {"Megatron"}},
         {"LITPKDS" + std::string(50, '\1'), {"lit-gpt"}},
@@ -413,6 +455,52 @@ TEST_F(Data, ForeignFilesAreNamed) {
     }
     EXPECT_SAYS(failure_of([&] { ShardReader shard(folder_); }).message, "folder");
     EXPECT_SAYS(failure_of([&] { ShardReader shard(path("nope")); }).message, "nope");
+}
+
+TEST_F(Data, WhatIsNoFileIsRefusedWithoutWaiting) {
+    ASSERT_EQ(mkfifo(path("pipe.bin").c_str(), 0600), 0);
+    for (const std::string& file : {path("pipe.bin"), std::string("/dev/null")}) {
+        EXPECT_SAYS(failure_of([&] { ShardReader shard(file); }).message, "'" + file + "' is a pipe or a device");
+        EXPECT_SAYS(failure_of([&] { load_tokenizer(file); }).message, "a pipe or a device");
+        EXPECT_FALSE(read_token_set_info(file));
+    }
+}
+
+// More shards than descriptors: some stay open, the others are opened for each read. Cut in the run, either kind is a named error.
+TEST_F(Data, ManyShardsAndOnesThatAreCutInTheRun) {
+    constexpr i64 SHARDS = 200, T = 50;
+    for (i64 i = 0; i < SHARDS; i++) { write_shard(format("x%03d", (int)i), iota_ids(T + 1, 100 * i)); }
+    const Limit limit(RLIMIT_NOFILE, 100);
+    const size_t before = open_files();
+    {
+        const DataLoader start(path("*.bin"), T, ANY_VOCAB, 1, WindowOrder::sequential);
+        EXPECT_EQ(open_files(), before + 25);
+        DataLoader loader = start, copy = start;
+        EXPECT_EQ(first_ids(loader, SHARDS, 0, SHARDS).back(), 100 * (SHARDS - 1));
+        for (const char* name : {"x000_000000.bin", "x199_000000.bin"}) { std::filesystem::resize_file(path(name), 1024 + 60); }
+        std::vector<int32_t> window(T + 1);
+        for (const i64 cut : {(i64)0, SHARDS - 1}) {
+            const Failure failure = failure_of([&] { copy.read_sequential(cut, window.data()); });
+            EXPECT_EQ(failure.exit_code, EXIT_FAILED);
+            for (const char* part : {cut == 0 ? "x000_000000.bin" : "x199_000000.bin", "byte 1084", "HINT"}) {
+                EXPECT_SAYS(failure.message, part);
+            }
+        }
+        unlink(path("x198_000000.bin").c_str());
+        EXPECT_SAYS(failure_of([&] { copy.read_sequential(198, window.data()); }).message, "x198_000000.bin");
+        copy.read_sequential(1, window.data());
+        EXPECT_EQ(window, iota_ids(T + 1, 100));
+    }
+    EXPECT_EQ(open_files(), before);
+}
+
+// Threads that read the same shards at once each get their own.
+TEST_F(Data, ThreadsShareShards) {
+    write_shard("narrow", iota_ids(4001));
+    write_shard("wide", iota_ids(4001, 10000), 70000);
+    const DataLoader start(path("*.bin"), 40, 70000, 1, WindowOrder::shuffled);
+    const std::vector<int32_t> wanted = stream(start, 400, 1, 1);
+    parallel_for(4, 4, [&](size_t) { EXPECT_EQ(stream(start, 400, 1, 1), wanted); });
 }
 
 // B.1 13
@@ -443,6 +531,36 @@ TEST_F(Data, GlobsAreSortedAndMayHoldSpacesAndStars) {
     const Failure failure = failure_of([&] { DataLoader(path("no*.bin"), 2, ANY_VOCAB, 1, WindowOrder::sequential); });
     EXPECT_EQ(failure.exit_code, EXIT_USAGE);
     EXPECT_SAYS(failure.message, "no*.bin");
+    std::filesystem::create_directory(path("a * b"));
+    std::filesystem::rename(path("my data/s_3.bin"), path("a * b/s_3.bin"));
+    DataLoader star(path("a * b/s_?.bin"), 2, ANY_VOCAB, 1, WindowOrder::sequential);
+    EXPECT_EQ(first_ids(star, 1, 0, 1), std::vector<int32_t>{30});
+}
+
+// What cannot be listed is not "no match".
+TEST_F(Data, GlobsSayWhyTheyCannotLook) {
+    write_shard("locked/x", iota_ids(10));
+    const std::string pattern = path("locked/*.bin");
+    {
+        const Limit limit(RLIMIT_NOFILE, 3);
+        const Failure failure = failure_of([&] { expand_glob(pattern); });
+        EXPECT_EQ(failure.exit_code, EXIT_FAILED);
+        EXPECT_SAYS(failure.message, strerror(EMFILE));
+        EXPECT_SAYS(failure.message, path("locked"));
+    }
+    constexpr uid_t NOBODY = 65534;
+    const bool root = geteuid() == 0;  // may look everywhere
+    chmod(path("locked").c_str(), 0);
+    if (root && seteuid(NOBODY) != 0) { GTEST_SKIP() << "cannot be another user"; }
+    const Failure star = failure_of([&] { expand_glob(pattern); });
+    const Failure plain = failure_of([&] { expand_glob(path("locked/x_000000.bin")); });
+    if (root) { ASSERT_EQ(seteuid(0), 0); }
+    chmod(path("locked").c_str(), 0700);
+    for (const Failure& failure : {star, plain}) {
+        EXPECT_EQ(failure.exit_code, EXIT_FAILED);
+        EXPECT_SAYS(failure.message, strerror(EACCES));
+    }
+    EXPECT_EQ(expand_glob(pattern).size(), 1u);
 }
 
 TEST_F(Data, OnePatternMustNotTakeTrainingAndValidation) {
@@ -806,6 +924,61 @@ TEST_F(Tokenize, PackedFilesAndFolders) {
     write_file("folder/ignored.md", "no");
     EXPECT_EQ(make({path("folder")}).exit_code, EXIT_OK);
     EXPECT_EQ(decoded("o_000000.bin", "|"), "from c\n|\nfrom b");
+    // Zeros after gzip's data are padding; anything else there is not.
+    const std::string zeros(3 << 20, '\0');
+    EXPECT_EQ(make({write_file("in.jsonl.gz", gzip(half) + zeros + gzip(lines.substr(half.size())) + zeros)}).exit_code, EXIT_OK);
+    EXPECT_TRUE(read_token_set_info(path("o.json"))->problems.empty());
+    EXPECT_TRUE(read_text_file(path("o_000000.bin")) == wanted);
+    EXPECT_SAYS(make({write_file("in.jsonl.gz", gzip(lines) + "junk")}).err, "broken");
+    // A link that leads nowhere is named, not left out.
+    std::filesystem::create_symlink("loop.txt", path("folder/loop.txt"));
+    EXPECT_SAYS(make({path("folder")}).err, path("folder/loop.txt") + "': " + strerror(ELOOP));
+}
+
+TEST_F(Tokenize, ThreadsAreNoMoreThanThereIsWork) {
+    const std::string file = write_file("in.txt", "text");
+    EXPECT_EQ(make({file, "--threads", "1000"}).exit_code, EXIT_OK);
+    std::atomic<int> calls = 0;
+    parallel_for(3, 1'000'000'000, [&](size_t) { calls++; });
+    EXPECT_EQ(calls, 3);
+    const pid_t child = fork();
+    if (child == 0) {  // no more threads for this user
+        if (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0) { _exit(0); }
+        const Limit limit(RLIMIT_NPROC, 0);
+        const Failure failure = failure_of([] { parallel_for(2, 2, [](size_t) {}); });
+        _exit(failure.message.find("fewer --threads") == std::string::npos);
+    }
+    int status = 1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+}
+
+TEST_F(Tokenize, OneProgramAtATimeWritesASet) {
+    const std::string file = write_file("in.txt", TRAINING_TEXT);
+    {
+        const OutLock lock(path("o"));
+        const Outcome run = make({file});
+        EXPECT_EQ(run.exit_code, EXIT_FAILED);
+        EXPECT_SAYS(run.err, "another ./tokenize");
+        EXPECT_SAYS(run.err, path("o") + "'");
+        EXPECT_EQ(make({file}, "p").exit_code, EXIT_OK);
+    }
+    EXPECT_EQ(make({file}).exit_code, EXIT_OK);
+    write_file("o.lock", "");  // its holder was killed
+    EXPECT_EQ(make({file}).exit_code, EXIT_OK);
+    EXPECT_FALSE(path_exists(path("o.lock")));
+}
+
+// B.3 35: stopped in the middle, nothing is left that passes for a set.
+TEST_F(Tokenize, AStopLeavesNothing) {
+    const std::string file = write_file("in.txt", TRAINING_TEXT);
+    const std::vector<std::string> before = file_names();
+    stop_signal = SIGTERM;
+    const Outcome run = make({file});
+    stop_signal = 0;
+    EXPECT_EQ(run.exit_code, 128 + SIGTERM);
+    EXPECT_SAYS(run.err, "nothing was written");
+    EXPECT_EQ(file_names(), before);
 }
 
 TEST_F(Tokenize, FailuresLeaveNothingAndSayWhy) {
@@ -818,7 +991,7 @@ TEST_F(Tokenize, FailuresLeaveNothingAndSayWhy) {
         std::string part;
     };
     const Case cases[] = {
-        {run_tokenize({"--tokenizer", path("nope"), "--out", path("o"), text}), EXIT_FAILED, "nope"},
+        {run_tokenize({"--tokenizer", path("nope"), "--out", path("o"), text}), EXIT_FAILED, "nope': No such file or directory\nHINT"},
         {make({path("nope.txt")}), EXIT_FAILED, "nope.txt"},
         {make({utf16}), EXIT_FAILED, "UTF-16"},
         {make({empty}), EXIT_FAILED, "no training tokens"},
@@ -827,16 +1000,24 @@ TEST_F(Tokenize, FailuresLeaveNothingAndSayWhy) {
         {make({text, "--bogus"}), EXIT_USAGE, "--bogus"},
         {make({text, "--shard-tokens", "0"}), EXIT_USAGE, "--shard-tokens"},
         {make({text, "--threads", "abc"}), EXIT_USAGE, "--threads"},
+        {make({text, "--val-fraction", "nan"}), EXIT_USAGE, "--val-fraction"},
+        {make({text, "--val-fraction", "1.5"}), EXIT_USAGE, "--val-fraction"},
+        {make({text, "--val-fraction", "0.5x"}), EXIT_USAGE, "--val-fraction"},
         {make({text, "--model-type", "bpe"}), EXIT_USAGE, "--model-type"},
         {make({}), EXIT_USAGE, "INPUT"},
         {run_tokenize({text, "--tokenizer", model_}), EXIT_USAGE, "--out"},
         {run_tokenize({"--inspect", "--decode", text}), EXIT_USAGE, "--inspect"},
         {run_tokenize({"--inspect", text}), EXIT_FAILED, "text file"},
         {run_tokenize({"--train-tokenizer", "100", "--out", path("m.model"), text}), EXIT_FAILED, "100"},
+        {run_tokenize({"--train-tokenizer", "300", "--out", path("m.model"), text}), EXIT_FAILED, "a longer text allows more"},
+        {run_tokenize({"--train-tokenizer", "270", "--train-lines", "1", "--out", path("m.model"), text}), EXIT_USAGE, "--train-lines"},
+        {run_tokenize({"--train-tokenizer", "270", "--character-coverage", "nan", "--out", path("m.model"), text}), EXIT_USAGE,
+         "--character-coverage"},
     };
     for (const Case& c : cases) {
         EXPECT_EQ(c.run.exit_code, c.exit_code) << c.run.err;
         EXPECT_SAYS(c.run.err, c.part);
+        EXPECT_EQ(c.run.err.find(".cc("), std::string::npos) << c.run.err;
     }
     EXPECT_EQ(file_names(), before);
     // Shards that no side file vouches for are neither replaced nor mixed with the new ones.

@@ -186,6 +186,40 @@ TEST(HuggingFace, NamesDtypesAndTiesVary) {
     expect_mentions(message_of([&] { import(dir.path); }), {"up_proj", "[24, 36]", "[36, 24]"});
 }
 
+// A tied model whose files hold a head too: the same values in whatever dtype are as it should be.
+TEST(HuggingFace, AHeadThatIsNotUsed) {
+    const TempDir dir;
+    const ModelConfig gpt = tiny_gpt();
+    write_file(dir.path + "/config.json", config_of(gpt).dump());
+    const auto differs = [&](bool with_head, i64 head_rows, float last, const char* head_dtype = "F32") {
+        std::vector<SafetensorsEntry> entries;
+        for (const auto& [name, shape] : shapes_of(gpt)) { entries.push_back({name, "F32", shape}); }
+        if (with_head) { entries.push_back({"lm_head.weight", head_dtype, {head_rows, gpt.channels}}); }
+        SafetensorsWriter writer(dir.path + "/model.safetensors", entries);
+        for (const SafetensorsEntry& e : writer.order()) {
+            const i64 size = e.dtype == "F32" ? 4 : 2, count = e.bytes() / size;
+            for (i64 i = 0; i < count; i++) {
+                const float x = e.name == "lm_head.weight" && i == count - 1 ? last : 2.0f;
+                const uint16_t b = (uint16_t)(std::bit_cast<uint32_t>(x) >> 16);
+                writer.write(size == 4 ? (const void*)&x : &b, size);
+            }
+        }
+        writer.finish();
+        const HfWeights weights(dir.path, gpt, tiny_specs(gpt));
+        testing::internal::CaptureStderr();
+        weights.warn_of_ignored_head();
+        const std::string said = testing::internal::GetCapturedStderr();
+        if (!said.empty()) { expect_mentions(said, {"warning", dir.path, "lm_head.weight", "tie_word_embeddings"}); }
+        return !said.empty();
+    };
+    EXPECT_FALSE(differs(false, 0, 0));
+    EXPECT_FALSE(differs(true, gpt.vocab, 2));
+    EXPECT_FALSE(differs(true, gpt.vocab, 2, "BF16"));
+    EXPECT_TRUE(differs(true, gpt.vocab, 3));
+    EXPECT_TRUE(differs(true, gpt.vocab + 1, 2));
+    EXPECT_TRUE(differs(true, gpt.vocab, 2, "I16"));
+}
+
 TEST(HuggingFace, Shards) {
     const TempDir dir;
     const ModelConfig m = tiny_llama();
@@ -276,8 +310,17 @@ TEST(HuggingFace, ConfigIsReadOrRefused) {
     refused(gpt, {{"activation_function", "relu"}}, {"activation_function", "relu"});
     refused(gpt, {{"scale_attn_by_inverse_layer_idx", true}}, {"scale_attn_by_inverse_layer_idx"});
     refused(gpt, {{"n_head", 5}}, {"24", "5"});
-    write_file(path, "{");
-    expect_mentions(message_of([&] { read_hf_config(dir.path); }), {"config.json", "JSON"});
+    refused(llama, {{"num_hidden_layers", 3000000}}, {"3000000 layers", "at most 100000"});
+    const std::pair<const char*, const char*> downloads[] = {
+        {"{", "JSON"},
+        {"", "empty"},
+        {" \n", "empty"},
+        {"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 437\n", "Git-LFS"},
+        {"<!DOCTYPE html>", "HTML"}};
+    for (const auto& [text, why] : downloads) {
+        write_file(path, text);
+        expect_mentions(message_of([&] { read_hf_config(dir.path); }), {"config.json' is not JSON / incomplete download", why, "HINT"});
+    }
     expect_mentions(message_of([&] { read_hf_config(dir.path + "/nowhere"); }), {"nowhere", "HINT"});
 }
 

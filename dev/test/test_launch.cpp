@@ -4,11 +4,13 @@
 //   test_launch --fail HOW T  ends a job of T ranks as end_badly() says: for scripts that try it under mpirun -n T
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <map>
 
 #include "llmc/comm_mpi.h"
 #include "llmc/launch.h"
+#include "tiny_models.h"
 
 TEST(Launch, ReturnsTheLargestExitCode) {
     EXPECT_EQ(launch(2, 2, [](Ranks& ranks) { return ranks.world->rank == 2 ? 143 : 0; }), 143);
@@ -30,8 +32,9 @@ static int end_badly(const std::string& how, int tp) {
         if (how == "alike") { die("loss is not a number"); }
         if (how == "memory" && last) { throw std::bad_alloc(); }
         if (how == "killed" && last) { raise(SIGKILL); }
-        if (how == "stop") {
+        if (how == "stop" || how == "stop one") {
             catch_stop_signals();
+            if (how == "stop one" && last) { raise(SIGTERM); }
             for (int signal = 0; !signal; signal = agree_on_stop(ranks)) { usleep(100'000); }
             usleep(500'000);  // a save
             printf("rank %d saved\n", ranks.world->rank);
@@ -66,6 +69,138 @@ TEST(LaunchDeathTest, StopsWhenAskedAndAtOnceWhenAskedTwice) {
     };
     EXPECT_EXIT(_exit(one_rank_is_asked()), testing::ExitedWithCode(128 + SIGUSR1), "");
     EXPECT_EXIT(asked_twice(), testing::ExitedWithCode(128 + SIGINT), "");
+}
+
+static bool ignored(int signal) {
+    struct sigaction now;
+    sigaction(signal, nullptr, &now);
+    return now.sa_handler == SIG_IGN;
+}
+TEST(LaunchDeathTest, WhatTheShellIgnoresStaysIgnored) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    const auto in_background_under_nohup = [] {
+        signal(SIGINT, SIG_IGN), signal(SIGHUP, SIG_IGN);
+        catch_stop_signals();
+        raise(SIGINT), raise(SIGINT), raise(SIGHUP);
+        return ignored(SIGINT) && ignored(SIGHUP) && !ignored(SIGTERM) ? stop_signal() : 1;
+    };
+    const auto terminal_closes = [] {
+        catch_stop_signals();
+        raise(SIGHUP);
+        return stop_signal();
+    };
+    EXPECT_EXIT(_exit(in_background_under_nohup()), testing::ExitedWithCode(0), "");
+    EXPECT_EXIT(_exit(terminal_closes()), testing::ExitedWithCode(SIGHUP), "");
+}
+
+// Under mpirun, one rank that is told to stop stops all.
+TEST(Launch, OneRankOfAnMpiJobIsAsked) {
+    if (!mpi::BUILT || system("command -v mpirun > /dev/null") != 0) { GTEST_SKIP() << "needs MPI"; }
+    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1), setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+    const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+    FILE* job = popen(("mpirun --oversubscribe -n 2 '" + self + "' --fail 'stop one' 2 2>&1").c_str(), "r");
+    std::string said;
+    for (int c; (c = fgetc(job)) != EOF;) { said += (char)c; }
+    EXPECT_EQ(WEXITSTATUS(pclose(job)), 128 + SIGTERM);
+    expect_mentions(said, {"rank 0 saved", "rank 1 saved"});
+}
+
+// A limit on the user's processes, as ulimit -u and batch systems set: some threads start, one does not.
+static void allow_threads(int count) {
+    const rlimit limit = {(rlim_t)count, (rlim_t)count};
+    check(setrlimit(RLIMIT_NPROC, &limit) == 0, "setrlimit");
+    if (geteuid() == 0) { check(setuid(54321) == 0, "setuid"); }  // root has no limit
+}
+TEST(LaunchDeathTest, SaysWhyThreadsCannotStart) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    const auto wait = [](Ranks& ranks) {
+        ranks.world->barrier();
+        return 0;
+    };
+    const auto in_team = [](Ranks& ranks) {
+        const ::Run run = make_run(16, ranks.ranks_on_host);
+        return 0;
+    };
+    const char* said = "cannot start a thread: Resource temporarily unavailable\nHINT: lower --threads, --tp or --dp.*ulimit -u\n$";
+    EXPECT_EXIT((allow_threads(4), launch(8, 2, wait)), testing::ExitedWithCode(EXIT_FAILED), said);
+    EXPECT_EXIT((allow_threads(4), launch(1, 1, in_team)), testing::ExitedWithCode(EXIT_FAILED), said);
+}
+
+TEST(LaunchDeathTest, SignalsThatStandForErrorsAreErrors) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    // Files without a name: nobody removes them for a process that ends like this.
+    const auto over_the_limit = [](Ranks&) {
+        const rlimit limit = {4000, 4000};
+        check(setrlimit(RLIMIT_FSIZE, &limit) == 0, "setrlimit");
+        write_file(format("/proc/self/fd/%d", memfd_create("log", 0)), std::string(5000, 'x'));
+        return 0;
+    };
+    const auto to_nobody = [](Ranks&) {
+        int ends[2];
+        check(pipe(ends) == 0, "pipe");
+        close(ends[0]);
+        check(write(ends[1], "x", 1) == 1, "cannot write: %s", strerror(errno));
+        return 0;
+    };
+    const auto from_a_cut_file = [](Ranks& ranks) {
+        if (ranks.world->rank == 1) {
+            const int fd = memfd_create("the weights", 0);
+            check(ftruncate(fd, 1 << 20) == 0, "ftruncate");
+            const volatile char* data = (const char*)mmap(nullptr, 1 << 20, PROT_READ, MAP_SHARED, fd, 0);
+            check(ftruncate(fd, 5000) == 0 && data[4999] == 0, "before the cut");
+            return (int)data[1 << 19];
+        }
+        ranks.world->barrier();
+        return 0;
+    };
+    EXPECT_EXIT(launch(1, 1, over_the_limit), testing::ExitedWithCode(EXIT_FAILED), "^error: cannot write '.*': File too large\n$");
+    EXPECT_EXIT(launch(1, 1, to_nobody), testing::ExitedWithCode(EXIT_FAILED), "^error: cannot write: Broken pipe\n$");
+    EXPECT_EXIT(launch(2, 1, from_a_cut_file), testing::ExitedWithCode(EXIT_FAILED), "^error: '.*the weights.*' was cut.*\nHINT.*\n$");
+}
+
+TEST(Memory, SizesThat64BitsCannotCountAreRefused) {
+    constexpr i64 HUGE_COUNT = (i64)3'000'000'000 * 1'000'000'000;
+    Arena arena("activations");
+    float* pointer;
+    const char* said = "activations need more bytes than 64 bits count";
+    for (const i64 count : {HUGE_COUNT, (i64)-1, std::numeric_limits<i64>::max() / 4}) {
+        expect_mentions(message_of([&] { arena.add(&pointer, count); }), {said, "HINT"});
+    }
+    Arena many("scratch");
+    const auto add_twice = [&] { many.add(&pointer, HUGE_COUNT / 2), many.add(&pointer, HUGE_COUNT / 2); };
+    expect_mentions(message_of(add_twice), {"scratch needs more bytes"});
+
+    ModelConfig m = tiny_llama();
+    EXPECT_EQ(message_of([&] { ParameterTable(m, tiny_specs(m), 1, 0); }), "");
+    m.channels = m.ffn = (i64)1 << 31;
+    expect_mentions(message_of([&] { ParameterTable(m, tiny_specs(m), 1, 0); }), {"'layers.0.up' needs more bytes"});
+    m.heads = m.head_size = m.kv_heads = (i64)1 << 31;  // the sum of q, k and v is over already
+    expect_mentions(message_of([&] { ParameterTable(m, tiny_specs(m), 1, 0); }), {"needs more bytes"});
+}
+
+// Limits of a container or a batch job: the tightest counts, and what only caches files is free.
+TEST(Memory, ControlGroupsLimitIt) {
+    const TempDir dir;
+    constexpr i64 NO_LIMIT = std::numeric_limits<i64>::max();
+    EXPECT_EQ(cgroup_memory_left(dir.path, "/job/step"), NO_LIMIT);
+    std::filesystem::create_directories(dir.path + "/job/step");
+    const auto write_all = [&](const std::string& group, const std::map<std::string, std::string>& files) {
+        for (const auto& [name, text] : files) { write_file(dir.path + group + "/" + name, text); }
+    };
+    write_all("/job/step", {{"memory.max", "max\n"}, {"memory.current", "500\n"}, {"memory.stat", "anon 100\nfile 400\n"}});
+    EXPECT_EQ(cgroup_memory_left(dir.path, "/job/step"), NO_LIMIT);
+    write_all("/job",
+              {{"memory.max", "1000\n"}, {"memory.current", "600\n"}, {"memory.stat", "anon 100\ninactive_file 50\nactive_file 7\n"}});
+    EXPECT_EQ(cgroup_memory_left(dir.path, "/job/step"), 1000 - 600 + 57);
+    EXPECT_EQ(cgroup_memory_left(dir.path, "/elsewhere"), NO_LIMIT);
+    write_all("", {{"memory.limit_in_bytes", "900\n"},
+                   {"memory.usage_in_bytes", "800\n"},
+                   {"memory.stat", "inactive_file 9\ntotal_inactive_file 20\ntotal_active_file 3\n"}});
+    EXPECT_EQ(cgroup_memory_left(dir.path, "/job/step"), 900 - 800 + 23);
+    EXPECT_EQ(cgroup_memory_left(dir.path, "/"), 123);
+    write_all("/job/step", {{"memory.max", "400\n"}});
+    EXPECT_EQ(cgroup_memory_left(dir.path, "/job/step"), 0);
+    EXPECT_GT(available_memory(), 0);
 }
 
 TEST(Launch, ReadsTheEnvironment) {
