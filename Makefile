@@ -55,6 +55,9 @@ $(BUILD)/unit_tests: $(patsubst %,$(BUILD)/test_%.o,model ops attention data ini
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece_train -lsentencepiece -lxxhash -lsimdjson -lz -lzstd -lgtest -lgtest_main
 $(BUILD)/test_comm $(BUILD)/test_launch: %: %.o $(OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash -lgtest
+# Those that run ranks as threads: what the thread sanitizer watches.
+$(BUILD)/rank_tests: $(patsubst %,$(BUILD)/test_%.o,model checkpoint) $(OBJECTS)
+	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash -lgtest -lgtest_main
 unit_tests: $(UNIT_TESTS)
 
 $(BUILD)/bench_ops: $(BUILD)/bench_ops.o $(OBJECTS)

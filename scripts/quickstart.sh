@@ -48,8 +48,8 @@ fi
 step 'Training: 2 tensor-parallel ranks, half of the channels synchronised'
 ./train_gpt --model demo --channels 128 --heads 4 --kv-heads 4 --ffn 352 --tp 2 --sync-factor 0.5 \
     --train "$dir/kjv_0*.bin" --val "$dir/kjv_val_*.bin" --tokenizer "$dir/kjv.model" \
-    --steps 550 --global-batch 32 --micro-batch 8 --lr 5e-3 --warmup 50 --val-every 50 --val-batches 0 \
-    --prompt 'And the LORD said' --sample-every 550 --temperature 0.8 --top-k 40 \
+    --steps 500 --global-batch 32 --micro-batch 8 --lr 5e-3 --warmup 50 --val-every 50 --val-batches 0 \
+    --prompt 'And the LORD said' --sample-every 500 --temperature 0.8 --top-k 40 \
     --out "$dir/model" --save-every 100 --keep 1 --resume --log "$dir/train.jsonl" || {
     status=$?
     if [ "$status" -gt 128 ]; then
@@ -67,7 +67,7 @@ cat << END
 
 Try next:
   more text of this model    ./train_gpt --checkpoint $dir/model --prompt 'In the beginning' --generate 200
-  train it further           ./train_gpt --resume --out $dir/model --steps 1100
+  train it further           ./train_gpt --resume --out $dir/model --steps 1000
   your own text              ./tokenize --train-tokenizer 4096 --out out/my.model my.txt
                              ./tokenize --tokenizer out/my.model --split-documents 10000 --val-fraction 0.05 --out out/my my.txt
                              ./train_gpt --model demo --vocab 4096 --tp 2 --sync-factor 0.5 --train 'out/my_0*.bin' --val 'out/my_val_*.bin' \\
