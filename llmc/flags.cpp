@@ -137,7 +137,6 @@ void note_ineffective(const Options& o, const std::function<bool(const char*)>& 
     note(!o.shape.rotary, "--rope-base", "positions are learned");
     note(o.out.empty() && !o.uses_a_model(), "--keep", "there is no --out");
     note(o.log.empty(), "--insight-every", "there is no --log");
-    note(o.tp == 1, "--sync-factor", "one rank shares all channels");
     if (!o.uses_a_model() && !o.dry_run && o.steps > 0 && o.warmup >= o.steps) {
         fprintf(stderr, "note: --warmup is %lld and --steps %lld: the learning rate never reaches its peak\n", (long long)o.warmup, (long long)o.steps);
     }
