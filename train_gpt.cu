@@ -825,13 +825,7 @@ json run_state(const Options& o, const DataLoader& data, const Sampler& sampler,
 template <typename X>
 std::vector<StateView> state_views(Trainer<X>& trainer) {
     std::vector<StateView> views;
-    for (const auto& owned : trainer.optimizer.owned()) {
-        for (const Range& segment : trainer.optimizer.segments()) {
-            const Range mine = trainer.optimizer.part(segment, trainer.ranks.dp->rank);  // without ZeRO each DP rank writes its share only
-            const i64 begin = std::max(mine.begin, owned.range.begin), end = std::min(mine.end, owned.range.end), at = begin - owned.range.begin;
-            if (begin < end) { views.push_back({{begin, end}, trainer.optimizer.master(owned) + at, trainer.optimizer.m(owned) + at, trainer.optimizer.v(owned) + at}); }
-        }
-    }
+    for (const auto& owned : trainer.optimizer.owned()) { views.push_back({owned.range, trainer.optimizer.master(owned), trainer.optimizer.m(owned), trainer.optimizer.v(owned)}); }
     return views;
 }
 
@@ -858,8 +852,8 @@ void restore(Trainer<X>& trainer, Checkpoint& checkpoint, DataLoader& data, Samp
     const Options& o = trainer.o;
     check_same_model(o, checkpoint);
     trainer.load(saved_weights(checkpoint, trainer.model));
-    std::vector<StateView> moments;
-    for (const auto& owned : trainer.optimizer.owned()) { moments.push_back({owned.range, nullptr, trainer.optimizer.m(owned), trainer.optimizer.v(owned)}); }
+    std::vector<StateView> moments = state_views(trainer);
+    for (StateView& view : moments) { view.master = nullptr; }  // loaded already
     load_state(checkpoint, trainer.model.table, *trainer.ranks.tp, moments, trainer.run);
     const json& meta = checkpoint.meta();
     const uint64_t identity = meta.at("data").at("identity");
@@ -901,6 +895,8 @@ int train(const Options& o, Ranks& ranks, Run& run) {
         log.check_said();
         return EXIT_OK;
     }
+    check_ranks_agree(ranks, "the newest checkpoint in --out", resumed.empty() ? -1 : Checkpoint(resumed).step());
+    check_ranks_agree(ranks, "the number format (0 fp32, 1 bf16)", (i64)dtype_of<X>);
     check_memory(trainer.families(), ranks);
     std::optional<FolderLock> lock;
     if (!o.out.empty() && speaks) { prepare_folder(o.out), lock.emplace(lock_folder(o.out)); }
@@ -925,6 +921,7 @@ int train(const Options& o, Ranks& ranks, Run& run) {
         if (!o.init_from.empty()) { imported.emplace(o.init_from, o.shape, parameter_specs(o.shape)); }
         trainer.load(new_weights(o, trainer.model.tp, imported ? &*imported : nullptr));
         if (imported) {
+            if (speaks) { imported->warn_of_ignored_head(); }
             log.line("weights from '%s'; moments start at zero", o.init_from.c_str());
             if (trainer.model.tp.private_channels() > 0) {
                 log.line("note: these weights were trained with all channels shared. At p = %g, %lld of %lld channels of every block's output are now each rank's own "
@@ -933,8 +930,6 @@ int train(const Options& o, Ranks& ranks, Run& run) {
             }
         }
     }
-    check_ranks_agree(ranks, "the step to start from", start);
-    check_ranks_agree(ranks, "the number format (0 fp32, 1 bf16)", (i64)dtype_of<X>);
     std::optional<Generator<X>> generator;
     if (text) { generator.emplace(trainer.model, o.seq); }
 
@@ -1023,6 +1018,7 @@ int use(const Options& o, Ranks& ranks, Run& run) {
     std::optional<HfWeights> imported;
     if (!o.checkpoint.empty()) { checkpoint.emplace(latest_checkpoint(o.checkpoint)); }
     else { imported.emplace(o.init_from, o.shape, parameter_specs(o.shape)); }
+    if (imported && speaks) { imported->warn_of_ignored_head(); }
     if (o.info) {
         json info = {{"path", checkpoint->dir()}, {"step", checkpoint->step()}};
         info.update(checkpoint->meta());

@@ -254,11 +254,11 @@ int launch(int tp, int dp, const std::function<int(Ranks&)>& body) {
 // this, so a rank cannot ask for it. What a rank could do is stop mpirun while it saves, and then a rank that dies leaves
 // everything standing: not done. A save that is cut is no loss but of the steps since the save before.
 
-static volatile sig_atomic_t first_signal = 0;
+static std::atomic<int> first_signal = 0;  // set on any thread, read on all; needs no lock
 
 static void on_stop_signal(int signal) {
-    if (first_signal != 0 && signal == SIGINT) { _exit(128 + SIGINT); }
-    if (first_signal == 0) { first_signal = signal; }
+    int none = 0;
+    if (!first_signal.compare_exchange_strong(none, signal) && signal == SIGINT) { _exit(128 + SIGINT); }
 }
 
 void catch_stop_signals() {

@@ -98,14 +98,13 @@ public:
         for (const Range& segment : segments()) { ranks_.dp->all_gather_ranges(params_, sizeof(X), parts(segment), Traffic::DP); }
     }
 
-    // The part of a segment that DP rank d answers for: what it owns under ZeRO-1, what it writes to a checkpoint in any case.
+private:
+    // The part of a segment that DP rank d owns under ZeRO-1, and whose squares it sums in any case.
     Range part(const Range& segment, int d) const {
         const Range r = split_range(segment.size(), ranks_.dp->size, d, 32);
         return {segment.begin + r.begin, segment.begin + r.end};
     }
     std::vector<Range> segments() const { return {{0, table_.sharded.begin}, table_.sharded}; }
-
-private:
     std::vector<Range> parts(const Range& segment) const {
         std::vector<Range> all;
         for (int d = 0; d < ranks_.dp->size; d++) { all.push_back(part(segment, d)); }

@@ -142,7 +142,7 @@ TEST(LaunchDeathTest, SignalsThatStandForErrorsAreErrors) {
         check(write(ends[1], "x", 1) == 1, "cannot write: %s", strerror(errno));
         return 0;
     };
-    const auto from_a_cut_file = [](Ranks& ranks) {
+    [[maybe_unused]] const auto from_a_cut_file = [](Ranks& ranks) {
         if (ranks.world->rank == 1) {
             const int fd = memfd_create("the weights", 0);
             check(ftruncate(fd, 1 << 20) == 0, "ftruncate");
@@ -155,7 +155,9 @@ TEST(LaunchDeathTest, SignalsThatStandForErrorsAreErrors) {
     };
     EXPECT_EXIT(launch(1, 1, over_the_limit), testing::ExitedWithCode(EXIT_FAILED), "^error: cannot write '.*': File too large\n$");
     EXPECT_EXIT(launch(1, 1, to_nobody), testing::ExitedWithCode(EXIT_FAILED), "^error: cannot write: Broken pipe\n$");
+#ifndef __SANITIZE_THREAD__  // to it a fault is like any signal, after which nothing may be printed
     EXPECT_EXIT(launch(2, 1, from_a_cut_file), testing::ExitedWithCode(EXIT_FAILED), "^error: '.*the weights.*' was cut.*\nHINT.*\n$");
+#endif
 }
 
 TEST(Memory, SizesThat64BitsCannotCountAreRefused) {
