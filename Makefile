@@ -73,12 +73,13 @@ demo:
 # .cu files are C++ here: ops and the trainer build for the CPU without nvcc. Only ops are hot; the rest compiles
 # faster at -O1, and under a sanitizer, which multiplies the code, at -O0.
 COLD := $(if $(SANITIZE),-O0,-O1)
+HOT := $(if $(SANITIZE),-O1)
 $(BUILD)/%.o: %.cu $(BUILD)/flags.txt
 	$(CXX) $(CXXFLAGS) $(COLD) -x c++ -c $< -o $@
 $(BUILD)/%.o: llmc/%.cu $(BUILD)/flags.txt
-	$(CXX) $(CXXFLAGS) -x c++ -c $< -o $@
+	$(CXX) $(CXXFLAGS) $(HOT) -x c++ -c $< -o $@
 $(BUILD)/%.o: llmc/%.cpp $(BUILD)/flags.txt
-	$(CXX) $(CXXFLAGS) $(MPI_CFLAGS) -c $< -o $@
+	$(CXX) $(CXXFLAGS) $(HOT) $(MPI_CFLAGS) -c $< -o $@
 $(BUILD)/%.o: data/%.cpp $(BUILD)/flags.txt
 	$(CXX) $(CXXFLAGS) $(COLD) -c $< -o $@
 $(BUILD)/%.o: dev/test/%.cpp $(BUILD)/flags.txt

@@ -347,7 +347,7 @@ def test_full_disk_keeps_the_old_checkpoint(d):
     limit = ['sh', '-c', 'ulimit -f 100; exec "$@"', 'sh']
     r = run(['--out', f'{d}/out', '--resume', '--steps', 4], prefix=limit)
     expect(r.returncode == 1 and 'state_' in r.stderr, f'{r.returncode} {r.stderr[-500:]}')
-    expect(os.listdir(f'{d}/out') == ['step_00000002'], f'left behind: {os.listdir(f"{d}/out")}')
+    expect(sorted(os.listdir(f'{d}/out')) == ['.lock', 'step_00000002'], f'left behind: {os.listdir(f"{d}/out")}')
     ok(['--out', f'{d}/out', '--resume', '--steps', 4])
 
 
