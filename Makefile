@@ -74,6 +74,7 @@ demo:
 # faster at -O1, and under a sanitizer, which multiplies the code, at -O0.
 COLD := $(if $(SANITIZE),-O0,-O1)
 HOT := $(if $(SANITIZE),-O1)
+$(BUILD)/flags.o: HOT := $(COLD)
 $(BUILD)/%.o: %.cu $(BUILD)/flags.txt
 	$(CXX) $(CXXFLAGS) $(COLD) -x c++ -c $< -o $@
 $(BUILD)/%.o: llmc/%.cu $(BUILD)/flags.txt

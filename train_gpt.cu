@@ -842,7 +842,7 @@ void check_same_model(const Options& o, const Checkpoint& checkpoint) {
     const json& meta = checkpoint.meta();
     const bool plain = o.sync_factor == 1.0 && meta.at("sync_factor") == 1.0;
     const bool same = model_to_json(o.shape) == meta.at("model") && o.sync_factor == meta.at("sync_factor") &&
-                      (plain || (o.tp == checkpoint.tp() && o.private_scale == meta.at("private_scale") && vocab_rows_per_rank(o.shape, o.tp) == meta.at("vocab_rows_per_rank")));
+                      (plain || (o.tp == checkpoint.tp() && meta.at("private_scale") == json(o.private_scale) && vocab_rows_per_rank(o.shape, o.tp) == meta.at("vocab_rows_per_rank")));
     if (!same) { usage_error("'%s' holds another model: shape, --sync-factor, --tp or --private-scale differ\nHINT: leave those flags out to use the checkpoint's own", checkpoint.dir().c_str()); }
 }
 

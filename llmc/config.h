@@ -66,7 +66,7 @@ inline const std::vector<Preset>& presets() {
     };
     static const std::vector<Preset> table = {
         {"tiny", "Llama, 0.8M without its vocabulary: for tests", llama(4, 128, 4, 2, 352, 512, 1e4), 128, 16, 1e-3, 20, 1e-8},
-        {"demo", "Llama, 3M without its vocabulary: the quick start", llama(4, 256, 8, 4, 704, 2048, 1e4), 128, 32, 2e-3, 30, 1e-8},
+        {"demo", "Llama, 0.8M without its vocabulary: the quick start", llama(4, 128, 4, 4, 352, 2048, 1e4), 128, 32, 5e-3, 50, 1e-8},
         {"gpt-tiny", "GPT, 0.8M without its vocabulary: for tests", gpt(4, 128, 4, 512, false), 128, 16, 1e-3, 20, 1e-8},
         {"15m", "Llama, the size of stories15M", llama(6, 288, 6, 6, 768, 32000, 1e4), 256, 128, 5e-4, 1000, 1e-8},
         {"130m", "Llama 130M of the paper", llama(12, 768, 16, 16, 2048, 32000, 1e4), 1024, 256, 6e-4, 2000, 1e-8},

@@ -46,9 +46,9 @@ if [ ! -f "$dir/kjv.json" ]; then  # ./tokenize writes it last
 fi
 
 step 'Training: 2 tensor-parallel ranks, half of the channels synchronised'
-./train_gpt --model demo --channels 128 --heads 4 --kv-heads 4 --ffn 352 --tp 2 --sync-factor 0.5 \
+./train_gpt --model demo --tp 2 --sync-factor 0.5 \
     --train "$dir/kjv_0*.bin" --val "$dir/kjv_val_*.bin" --tokenizer "$dir/kjv.model" \
-    --steps 500 --global-batch 32 --micro-batch 8 --lr 5e-3 --warmup 50 --val-every 50 --val-batches 0 \
+    --steps 500 --micro-batch 8 --val-every 50 --val-batches 0 \
     --prompt 'And the LORD said' --sample-every 500 --temperature 0.8 --top-k 40 \
     --out "$dir/model" --save-every 100 --keep 1 --resume --log "$dir/train.jsonl" || {
     status=$?
@@ -71,7 +71,7 @@ Try next:
   your own text              ./tokenize --train-tokenizer 4096 --out out/my.model my.txt
                              ./tokenize --tokenizer out/my.model --split-documents 10000 --val-fraction 0.05 --out out/my my.txt
                              ./train_gpt --model demo --vocab 4096 --tp 2 --sync-factor 0.5 --train 'out/my_0*.bin' --val 'out/my_val_*.bin' \\
-                                 --tokenizer out/my.model --out out/my-model --log out/my.jsonl
+                                 --tokenizer out/my.model --out out/my-model --log out/my.jsonl --steps 500 --val-every 50
   curves of any run          scripts/plot.py out/my.jsonl
   all flags                  ./train_gpt --help
 END
