@@ -151,7 +151,7 @@ enum class Keep { ALL, NO_CHEAP, RESIDUAL, NOTHING };  // NO_CHEAP: not n1, n2, 
 template <typename X>
 struct Activations {
     Arena kept{"activations"}, scratch{"scratch"};
-    i64 max_B, max_S, S_kv, chunk;          // chunk: rows of logits at a time
+    i64 max_S, S_kv, chunk;                 // chunk: rows of logits at a time
     Keep keep;
     std::vector<LayerSaved<X>> layers;
     X *x_out, *n_out;                       // (N, C)
@@ -167,7 +167,7 @@ struct Activations {
     X *dx, *dn, *datt, *dq, *dk, *dv, *dup, *dh;
     float* dx32;                            // (N, C) the residual's gradient at the block entry, summed in fp32
 
-    Activations(const RankShape& r, const TensorParallel& tp, i64 B, i64 S, i64 S_kv, Keep keep) : max_B(B), max_S(S), S_kv(S_kv), keep(keep), layers(r.L) {
+    Activations(const RankShape& r, const TensorParallel& tp, i64 B, i64 S, i64 S_kv, Keep keep) : max_S(S), S_kv(S_kv), keep(keep), layers(r.L) {
         const i64 N = B * S;
         const bool training = keep != Keep::NOTHING;
         chunk = std::clamp<i64>((i64)(64 << 20) / (i64)sizeof(X) / std::max<i64>(r.Vmax, 1), 1, N);  // logits of 64 MiB at most
@@ -480,10 +480,9 @@ struct Trainer {
     void load(const TensorSource& source) {
         load_parameters<X>(model, source, [&](const Tensor& t, const float* values) {
             if (dtype_of<X> == DType::FP32) { return; }
-            for (const auto& owned : optimizer.owned()) {
-                const i64 begin = std::max(owned.range.begin, t.offset), end = std::min(owned.range.end, t.offset + t.count());
-                if (begin < end) { copy_to_device(optimizer.master(owned) + (begin - owned.range.begin), values + (begin - t.offset), end - begin, run); }
-            }
+            optimizer.for_each_owned(t, [&](const auto& owned, i64 begin, i64 end) {
+                copy_to_device(optimizer.master(owned) + (begin - owned.range.begin), values + (begin - t.offset), end - begin, run);
+            });
         });
     }
 
@@ -566,11 +565,9 @@ json Trainer<X>::insight() {
     for (const Tensor& t : model.table.tensors()) {
         i64 layer = -1;
         if (sscanf(t.spec.name.c_str(), "layers.%" SCNd64 ".", &layer) != 1) { continue; }
-        const bool counted = t.spec.split != Split::NONE || ranks.tp->rank == 0;  // replicated tensors once
-        for (const auto& owned : optimizer.owned()) {
-            const i64 begin = std::max(owned.range.begin, t.offset), end = std::min(owned.range.end, t.offset + t.count());
-            if (begin < end && counted && (o.zero == 1 || ranks.dp->rank == 0)) { mine[layer] += sum_of_squares(model.grads + begin, end - begin, run); }
-        }
+        const bool counted = (t.spec.split != Split::NONE || ranks.tp->rank == 0) && (o.zero == 1 || ranks.dp->rank == 0);  // everything once
+        if (!counted) { continue; }
+        optimizer.for_each_owned(t, [&](const auto&, i64 begin, i64 end) { mine[layer] += sum_of_squares(model.grads + begin, end - begin, run); });
     }
     if (T > 1 && model.tp.private_channels() > 0) {
         Arena arena("insight");
@@ -715,6 +712,12 @@ struct Generator {
 
 // =====================================================================================================================
 // 6. The run
+
+// From nats per token; not a number where the set does not know its bytes of text.
+double bits_per_byte(double loss, const DataLoader& set) {
+    const double bytes = set.text_bytes_per_token();
+    return bytes > 0 ? loss / M_LN2 / bytes : NAN;
+}
 
 struct Volume {
     double here, plain;  // bytes a rank sends per step for the partial channel reduces, at this p and at p = 1
@@ -895,7 +898,9 @@ int train(const Options& o, Ranks& ranks, Run& run) {
         log.check_said();
         return EXIT_OK;
     }
-    check_ranks_agree(ranks, "the newest checkpoint in --out", resumed.empty() ? -1 : Checkpoint(resumed).step());
+    std::optional<Checkpoint> checkpoint;
+    if (!resumed.empty()) { checkpoint.emplace(resumed); }
+    check_ranks_agree(ranks, "the newest checkpoint in --out", checkpoint ? checkpoint->step() : -1);
     check_ranks_agree(ranks, "the number format (0 fp32, 1 bf16)", (i64)dtype_of<X>);
     check_memory(trainer.families(), ranks);
     std::optional<FolderLock> lock;
@@ -910,10 +915,10 @@ int train(const Options& o, Ranks& ranks, Run& run) {
     // Weights: the checkpoint's, a Hugging Face folder's, or new ones.
     Sampler sampler{(uint64_t)o.seed, o.temperature, o.top_k, o.top_p};
     i64 start = 0, tokens = 0;
-    if (!resumed.empty()) {
-        Checkpoint checkpoint(resumed);
-        restore(trainer, checkpoint, *data, sampler, tokens);
-        start = checkpoint.step();
+    if (checkpoint) {
+        restore(trainer, *checkpoint, *data, sampler, tokens);
+        start = checkpoint->step();
+        checkpoint.reset();  // its files need not stay open
         log.line("resumed from '%s' after step %lld", resumed.c_str(), (long long)start);
         if (start >= o.steps) { log.line("nothing to do: --steps is %lld", (long long)o.steps); }
     } else {
@@ -935,9 +940,9 @@ int train(const Options& o, Ranks& ranks, Run& run) {
 
     auto validate = [&](i64 step) {
         if (!val) { return; }
-        const double loss = trainer.validate(*val, o.val_batches), bytes = val->text_bytes_per_token();
-        const double bits = bytes > 0 ? loss / M_LN2 / bytes : NAN;
-        log.line("step %*lld | validation loss %.4f nats per token%s", (int)std::to_string(o.steps).size(), (long long)step, loss, bytes > 0 ? format(", %.4f bits per byte", bits).c_str() : "");
+        const double loss = trainer.validate(*val, o.val_batches), bits = bits_per_byte(loss, *val);
+        log.line("step %*lld | validation loss %.4f nats per token%s", (int)std::to_string(o.steps).size(), (long long)step, loss,
+                 val->text_bytes_per_token() > 0 ? format(", %.4f bits per byte", bits).c_str() : "");
         log.record({{"kind", "val"}, {"step", step}, {"loss", loss}, {"bits_per_byte", bits}});
         check(std::isfinite(loss), "step %lld: the validation loss is %g; nothing was saved\nHINT: lower --lr, raise --warmup or --eps", (long long)step, loss);
     };
@@ -1042,18 +1047,18 @@ int use(const Options& o, Ranks& ranks, Run& run) {
         for (const std::string& file : o.eval) {
             const DataLoader set(file, o.seq, o.shape.vocab, 0, WindowOrder::sequential);
             check_same_tokenizer(set, rule, "--eval", file);
-            const double loss = trainer.validate(set, 0), bytes = set.text_bytes_per_token();
+            const double loss = trainer.validate(set, 0), bits = bits_per_byte(loss, set);
             log.line("%s: %lld windows of %lld tokens | loss %.6f nats per token | perplexity %.4f%s", file.c_str(), (long long)set.windows(), (long long)o.seq, loss, std::exp(loss),
-                     bytes > 0 ? format(" | %.6f bits per byte", loss / M_LN2 / bytes).c_str() : "");
+                     set.text_bytes_per_token() > 0 ? format(" | %.6f bits per byte", bits).c_str() : "");
             check(std::isfinite(loss), "the loss of '%s' is %g: the weights are damaged, or the run that made them diverged", file.c_str(), loss);
-            log.record({{"kind", "eval"}, {"file", file}, {"loss", loss}, {"windows", set.windows()}, {"bits_per_byte", bytes > 0 ? loss / M_LN2 / bytes : NAN}});
+            log.record({{"kind", "eval"}, {"file", file}, {"loss", loss}, {"windows", set.windows()}, {"bits_per_byte", bits}});
         }
         log.check_said();
         return EXIT_OK;
     }
     const i64 context = std::max<i64>(o.shape.max_positions, 1);
     const TextRule text(o.tokenizer, rule, o.shape.vocab);
-    text.encode(o.prompt);
+    text.encode(o.prompt);  // refuses what it must before the weights are read
     Model<X> model(o.shape, make_tensor_parallel(o, ranks), context, false, run);
     check_memory({&model.parameters, &model.rope}, ranks);
     model.allocate();
@@ -1094,9 +1099,8 @@ int run_ranks(const Options& options) {
         o.dp = ranks.dp->size;
         Run run = make_run(o.threads, ranks.ranks_on_host);
         run.poll = [&ranks] { ranks.poll(); };
-        const bool uses = o.uses_a_model();
-        if (o.dtype == "bf16") { return uses ? use<bf16>(o, ranks, run) : train<bf16>(o, ranks, run); }
-        return uses ? use<float>(o, ranks, run) : train<float>(o, ranks, run);
+        if (o.dtype == "bf16") { return o.uses_a_model() ? use<bf16>(o, ranks, run) : train<bf16>(o, ranks, run); }
+        return o.uses_a_model() ? use<float>(o, ranks, run) : train<float>(o, ranks, run);
     });
 }
 

@@ -36,6 +36,14 @@ public:
         i64 offset;    // where its state starts in master_, m_, v_
     };
     const std::vector<Owned>& owned() const { return owned_; }
+    // Calls job(owned, begin, end) for the elements [begin, end) of the allocation that are a tensor's and this rank's.
+    template <typename Job>
+    void for_each_owned(const Tensor& t, const Job& job) const {
+        for (const Owned& o : owned_) {
+            const i64 begin = std::max(o.range.begin, t.offset), end = std::min(o.range.end, t.offset + t.count());
+            if (begin < end) { job(o, begin, end); }
+        }
+    }
     float* master(const Owned& o) {
         if constexpr (dtype_of<X> == DType::FP32) { return params_ + o.range.begin; }
         else { return master_ + o.offset; }
@@ -84,13 +92,11 @@ public:
     void update(AdamW hyper, Run& run) {
         const float decay = hyper.weight_decay;
         for (const Tensor& t : table_.tensors()) {
-            for (const Owned& o : owned_) {
-                const i64 begin = std::max(o.range.begin, t.offset), end = std::min(o.range.end, t.offset + t.count());
-                if (begin >= end) { continue; }
+            hyper.weight_decay = t.spec.decay ? decay : 0.0f;
+            for_each_owned(t, [&](const Owned& o, i64 begin, i64 end) {
                 const i64 at = begin - o.range.begin;
-                hyper.weight_decay = t.spec.decay ? decay : 0.0f;
                 adamw_update(params_ + begin, master(o) + at, m(o) + at, v(o) + at, grads_ + begin, end - begin, hyper, run);
-            }
+            });
         }
         if (zero_) { gather_parameters(); }
     }
