@@ -570,22 +570,17 @@ json Trainer<X>::insight() {
         optimizer.for_each_owned(t, [&](const auto&, i64 begin, i64 end) { mine[layer] += sum_of_squares(model.grads + begin, end - begin, run); });
     }
     if (T > 1 && model.tp.private_channels() > 0) {
+        const i64 Ck = model.tp.Ck, private_channels = C - Ck;
         Arena arena("insight");
         float* sum;
         arena.add(&sum, N * C);
         arena.allocate();
-        std::vector<X> x(N * C);
-        std::vector<float> s(N * C);
         for (i64 l = 0; l < L; l++) {
             const X* out = l + 1 < L ? acts.layers[l + 1].x_in : acts.x_out;
             cast(sum, out, N * C, run);
             ranks.tp->all_reduce(sum, N * C, DType::FP32, Traffic::OTHER);
-            copy_to_host(x.data(), out, N * C, run), copy_to_host(s.data(), sum, N * C, run);
-            for (i64 i = 0; i < N * C; i++) {
-                if (i % C < model.tp.Ck) { continue; }
-                const double value = (float)x[i], away = value - (double)s[i] / T;
-                mine[L + l] += away * away, mine[2 * L + l] += value * value;
-            }
+            mine[L + l] += sum_of_squared_differences(out + Ck, sum + Ck, 1.0f / (float)T, C, N, private_channels, run);
+            mine[2 * L + l] += sum_of_squared_differences(out + Ck, sum + Ck, 0.0f, C, N, private_channels, run);
         }
     }
     ranks.world->all_gather(mine.data(), all.data(), 3 * L * (i64)sizeof(double), Traffic::OTHER);

@@ -177,14 +177,6 @@ inline FolderLock lock_folder(const std::string& dir) {
     return lock;
 }
 
-inline void sync_directory(const std::string& dir) {
-    const int fd = open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    check(fd >= 0, "cannot open '%s': %s", dir.c_str(), strerror(errno));
-    const int failed = fsync(fd) == 0 || errno == EINVAL ? 0 : errno;  // EINVAL: a file system that has no such thing
-    close(fd);
-    check(failed == 0, "cannot sync '%s': %s", dir.c_str(), strerror(failed));
-}
-
 // Whether that worked. What cannot be removed (another user's) is worth a warning: it must not fail a save.
 inline bool remove_or_warn(const std::filesystem::path& path) {
     std::error_code ec;

@@ -152,9 +152,9 @@ inline std::string save_checkpoint(const std::string& out_dir, json meta, i64 st
         File file(aside + "/checkpoint.json", "wb");
         file.write(text.data(), text.size());
         file.sync_and_close();
-        sync_directory(aside);
+        sync_folder(aside);
         publish_directory(aside, name);
-        sync_directory(out_dir);
+        sync_folder(out_dir);
         remove_old_checkpoints(out_dir, step, keep);
     });
     return name;

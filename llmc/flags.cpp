@@ -252,6 +252,13 @@ bool parse_options(int argc, char** argv, bool speaks, Options& o) {
                  "Exit code: 0 done, 1 failed while running, 2 wrong usage, 128+signal when stopped by one after saving.");
     app.get_formatter()->column_width(30);
     std::string ignored_model;  // --model has been applied already
+    const CLI::Validator decimal(  // to CLI11, 010 is eight
+        [](std::string& text) {
+            const size_t digits = text.starts_with('-') ? 1 : 0, first = std::min(text.find_first_not_of('0', digits), text.size());
+            if (text.size() > digits + 1 && first > digits && isdigit((unsigned char)text[digits + 1])) { text.erase(digits, std::min(first, text.size() - 1) - digits); }
+            return std::string();
+        },
+        "");
     visit_flags(o, [&](const char* group, const char* flag, auto& field, const char* help) {
         using Field = std::remove_reference_t<decltype(field)>;
         std::string text = help;
@@ -264,6 +271,7 @@ bool parse_options(int argc, char** argv, bool speaks, Options& o) {
         } else {
             option = app.add_option(flag, field, text)->capture_default_str();
         }
+        if constexpr (std::is_integral_v<Field> && !std::is_same_v<Field, bool>) { option->transform(decimal); }
         option->group(group);
         if (option->get_expected_max() == 1) { option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast); }  // scripts append their own flags
     });

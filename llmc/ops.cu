@@ -31,7 +31,7 @@
     template void classifier_backward(X*, const float*, const int*, Range, float, i64, Run&);                                             \
     template void adamw_update(X*, float*, float*, float*, const float*, i64, const AdamW&, Run&);                                        \
     template double sum_of_squares(const X*, i64, Run&);                                                                                  \
-    template double sum_of_squared_differences(const X*, const X*, i64, i64, i64, Run&);
+    template double sum_of_squared_differences(const X*, const float*, float, i64, i64, i64, Run&);
 INSTANTIATE(float)
 INSTANTIATE(bf16)
 

@@ -129,6 +129,6 @@ void adamw_update(X* param, float* master, float* m, float* v, const float* grad
 // Sum of squares in double, in a fixed order.
 template <typename X>
 double sum_of_squares(const X* data, i64 count, Run& run);
-// Sum of squared differences of two (N, cols; ld) blocks in double, in a fixed order.
+// Sum of (a - scale * b)^2 over two (N, cols; ld) blocks in double, in a fixed order.
 template <typename X>
-double sum_of_squared_differences(const X* a, const X* b, i64 ld, i64 N, i64 cols, Run& run);
+double sum_of_squared_differences(const X* a, const float* b, float scale, i64 ld, i64 N, i64 cols, Run& run);

@@ -28,6 +28,7 @@ TEST='
 libgtest-dev        header gtest/gtest.h                  unit tests
 python3             command python3                       end-to-end tests
 python3-matplotlib  python matplotlib                     the test of the loss curves
+locales             file /usr/share/i18n/locales/de_DE    a locale with a decimal comma
 procps              command pgrep                         tests look for processes that must have ended
 '
 
@@ -39,6 +40,7 @@ fail() {
 there() {  # kind name
     case $1 in
         command) command -v "$2" > /dev/null ;;
+        file) [ -e "$2" ] ;;
         header) command -v g++ > /dev/null &&
             printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$2" | g++ -x c++ -fsyntax-only - 2> /dev/null ;;
         # Debian's Python: the scripts run with it, whatever other Python comes first in the PATH.

@@ -370,11 +370,15 @@ def test_locale_and_spaces(d):
     folder = f'{d}/my data'
     os.makedirs(folder)
     data = make_data(folder)
+    subprocess.run(['localedef', '-i', 'de_DE', '-f', 'UTF-8', f'{d}/de_DE.UTF-8'], check=True)
+    comma = {'LC_ALL': 'de_DE.UTF-8', 'LANG': 'de_DE.UTF-8', 'LOCPATH': d}
+    point = subprocess.run(['locale', 'decimal_point'], env={**os.environ, **comma}, capture_output=True, text=True).stdout
+    expect(point == ',\n', f'the decimal point of the test\'s locale is {point!r}')
     ok(SMALL + data + ['--steps', 3, '--log', f'{d}/a', '--lr', '0.001'])
-    ok(SMALL + data + ['--steps', 3, '--log', f'{d}/b', '--lr', '0.001', '--out', f'{folder}/out put'], env={'LC_ALL': 'de_DE.UTF-8', 'LANG': 'de_DE.UTF-8'})
+    ok(SMALL + data + ['--steps', 3, '--log', f'{d}/b', '--lr', '0.001', '--out', f'{folder}/out put'], env=comma)
     expect(curve(f'{d}/a') == curve(f'{d}/b'), 'the locale changes the run')
-    ok(['--resume', '--out', f'{folder}/out put', '--steps', 4], env={'LC_ALL': 'de_DE.UTF-8'})
-    ok(SMALL + ['--train', f'0.7:{folder}/d_000000.bin,0.3:{folder}/d_000001.bin', '--steps', 5], env={'LC_ALL': 'de_DE.UTF-8'})
+    ok(['--resume', '--out', f'{folder}/out put', '--steps', 4], env=comma)
+    ok(SMALL + ['--train', f'0.7:{folder}/d_000000.bin,0.3:{folder}/d_000001.bin', '--steps', 5], env=comma)
 
 
 def test_dry_run_of_models_larger_than_the_machine(d):

@@ -1,7 +1,7 @@
 // global_norm.cuh: sums of squares in double, over pieces of fixed size added in order: the same bits on every rank and for
 // any number of threads, which is what clipping needs.
 //
-//   sum of data[i]^2, i < count        sum of (a[n,c] - b[n,c])^2, n < N, c < cols
+//   sum of data[i]^2, i < count        sum of (a[n,c] - scale b[n,c])^2, n < N, c < cols
 #pragma once
 
 #include "common.cuh"
@@ -36,11 +36,11 @@ double sum_of_squares(const X* data, i64 count, Run& run) {
 }
 
 template <typename X>
-double sum_of_squared_differences(const X* a, const X* b, i64 ld, i64 N, i64 cols, Run& run) {
+double sum_of_squared_differences(const X* a, const float* b, float scale, i64 ld, i64 N, i64 cols, Run& run) {
     std::vector<double> parts(N);
     parallel_rows(N, cols, run, [&](i64 r) {
         vdouble sum{};
-        vector_loop(cols, [&](i64 i, auto lanes) { add_squares(sum, load(a + r * ld + i, lanes) - load(b + r * ld + i, lanes)); });
+        vector_loop(cols, [&](i64 i, auto lanes) { add_squares(sum, load(a + r * ld + i, lanes) - scale * load(b + r * ld + i, lanes)); });
         parts[r] = sum_in_order(sum);
     });
     return sum_in_order(parts);
@@ -53,6 +53,6 @@ double sum_of_squares(const X* data, i64 count, Run& run) {
     return cpu::sum_of_squares(data, count, run);
 }
 template <typename X>
-double sum_of_squared_differences(const X* a, const X* b, i64 ld, i64 N, i64 cols, Run& run) {
-    return cpu::sum_of_squared_differences(a, b, ld, N, cols, run);
+double sum_of_squared_differences(const X* a, const float* b, float scale, i64 ld, i64 N, i64 cols, Run& run) {
+    return cpu::sum_of_squared_differences(a, b, scale, ld, N, cols, run);
 }
