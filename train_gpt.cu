@@ -15,7 +15,7 @@
 #include "llmc/dataloader.h"
 #include "llmc/device.h"
 #include "llmc/flags.h"
-#include "llmc/huggingface.h"
+#include "llmc/huggingface_export.h"
 #include "llmc/init.h"
 #include "llmc/launch.h"
 #include "llmc/logger.h"
@@ -1013,7 +1013,7 @@ template <typename X>
 int use(const Options& o, Ranks& ranks, Run& run) {
     const bool speaks = ranks.world->rank == 0;
     Logger log(speaks);
-    if (ranks.dp->size != 1 && o.generate >= 0) { usage_error("--dp is %d: generation is for one data-parallel rank\nHINT: --dp 1", ranks.dp->size); }
+    if (ranks.dp->size != 1 && o.eval.empty() && !o.info) { usage_error("--dp is %d: %s is for one data-parallel rank\nHINT: --dp 1, and no more ranks under mpirun than --tp", ranks.dp->size, o.generate >= 0 ? "generation" : "export"); }
     std::optional<Checkpoint> checkpoint;
     std::optional<HfWeights> imported;
     if (!o.checkpoint.empty()) { checkpoint.emplace(latest_checkpoint(o.checkpoint)); }
@@ -1032,6 +1032,13 @@ int use(const Options& o, Ranks& ranks, Run& run) {
         const TensorSource source = imported ? new_weights(o, model.tp, &*imported) : saved_weights(*checkpoint, model);
         load_parameters<X>(model, source, [](const Tensor&, const float*) {});
     };
+    if (!o.export_hf.empty()) {
+        const ParameterTable table(o.shape, parameter_specs(o.shape), 1, 0);
+        export_hf(o.export_hf, o.shape, table, [&](const Tensor& t, float* values) { checkpoint->read(StateArray::MASTER, table, 1, 0, {t.offset, t.offset + t.count()}, values); });
+        log.line("%s: config.json and model.safetensors of step %lld", o.export_hf.c_str(), (long long)checkpoint->step());
+        log.check_said();
+        return EXIT_OK;
+    }
     if (!o.eval.empty()) {
         Trainer<X> trainer(o, ranks, run, false);
         check_memory(trainer.families(), ranks);

@@ -215,6 +215,12 @@ inline void rename_file(const std::string& from, const std::string& to) {
     check(rename(from.c_str(), to.c_str()) == 0, "cannot rename '%s' to '%s': %s", from.c_str(), to.c_str(), strerror(errno));
 }
 
+inline std::string base_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+inline std::string parent_folder(const std::string& path) {
+    const size_t slash = path.rfind('/');
+    return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+}
+
 // A rename is on the disk only when its folder is.
 inline void sync_folder(const std::string& folder) {
     const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -223,4 +229,19 @@ inline void sync_folder(const std::string& folder) {
     close(fd);
     const bool unknown_here = error == EINVAL || error == EOPNOTSUPP;  // some network file systems have no such thing
     check(error == 0 || unknown_here, "cannot sync the folder '%s': %s", folder.c_str(), strerror(error));
+}
+
+// Writes aside, syncs, renames: a reader sees the old file or the new one.
+inline void write_file_atomically(const std::string& path, std::string_view content) {
+    const std::string aside = path + ".tmp";
+    try {
+        File file(aside, "wb");
+        file.write(content.data(), content.size());
+        file.sync_and_close();
+        rename_file(aside, path);
+    } catch (...) {
+        unlink(aside.c_str());
+        throw;
+    }
+    sync_folder(parent_folder(path));
 }

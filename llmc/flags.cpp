@@ -187,14 +187,21 @@ void finish(Options& o) {
     if (o.threads > 4096) { usage_error("--threads is %d: wanted at most 4096", o.threads); }
     within((double)o.generate, -1, MOST, "--generate");
     if (o.uses_a_model() && o.checkpoint.empty() && o.init_from.empty()) {
-        usage_error("--generate, --eval and --info need a model\nHINT: --checkpoint DIR, or --init-from DIR for a Hugging Face folder");
+        usage_error("--generate, --eval, --export-hf and --info need a model\nHINT: --checkpoint DIR, or --init-from DIR for a Hugging Face folder");
     }
-    if ((o.generate >= 0) + !o.eval.empty() + o.info > 1) { usage_error("--generate, --eval and --info are for one at a time"); }
+    if ((o.generate >= 0) + !o.eval.empty() + o.info + !o.export_hf.empty() > 1) { usage_error("--generate, --eval, --export-hf and --info are for one at a time"); }
     if (!o.uses_a_model() && !o.checkpoint.empty()) {
-        usage_error("--checkpoint is '%s', but nothing is asked of it\nHINT: add --generate N, --eval FILE or --info; to train on, use --out DIR --resume", o.checkpoint.c_str());
+        usage_error("--checkpoint is '%s', but nothing is asked of it\nHINT: add --generate N, --eval FILE, --export-hf DIR or --info; to train on, use --out DIR --resume", o.checkpoint.c_str());
     }
     if (!o.checkpoint.empty() && !o.init_from.empty()) { usage_error("--checkpoint and --init-from are both given: one model at a time"); }
-    if (o.info && o.checkpoint.empty()) { usage_error("--info needs --checkpoint"); }
+    if ((o.info || !o.export_hf.empty()) && o.checkpoint.empty()) { usage_error("%s needs --checkpoint", o.info ? "--info" : "--export-hf"); }
+    if (!o.export_hf.empty()) {
+        if (o.sync_factor < 1 && o.tp > 1) {
+            usage_error("--export-hf: the checkpoint holds a model of %d ranks with private channels (--sync-factor %g); a Hugging Face model has one set of activations\n"
+                        "HINT: --generate and --eval run it as it is; a model trained with --sync-factor 1 can be exported", o.tp, o.sync_factor);
+        }
+        o.tp = 1;  // without private channels the ranks are shards of one model
+    }
     if (o.generate >= 0 && o.tokenizer.empty()) { usage_error("--generate needs --tokenizer FILE"); }
     if (o.sample_every > 0 && o.tokenizer.empty()) { usage_error("--sample-every needs --tokenizer FILE"); }
     if (!o.uses_a_model() && !o.dry_run && o.train.empty()) {
@@ -225,7 +232,7 @@ bool parse_options(int argc, char** argv, bool speaks, Options& o) {
         Checkpoint checkpoint(where);
         from_json_options(o, checkpoint.meta().at("options"));
         o.shape = checkpoint.model();
-        o.checkpoint.clear(), o.init_from.clear(), o.eval.clear();
+        o.checkpoint.clear(), o.init_from.clear(), o.eval.clear(), o.export_hf.clear();
         o.resume = o.info = o.dry_run = o.ignore_eos = false, o.generate = -1;
         o.threads = 0;                              // another host, perhaps
         if (launched_world().by_mpi) { o.dp = 0; }  // follows from the ranks there are

@@ -34,7 +34,7 @@ struct Options {
     i64 save_every = 0, keep = 3, val_every = 0, val_batches = 2, sample_every = 0, insight_every = 0;
     int threads = 0, recompute = 1;
     // use
-    std::string checkpoint, prompt, tokenizer;
+    std::string checkpoint, prompt, tokenizer, export_hf;
     i64 generate = -1;  // -1: not asked
     double temperature = 1.0, top_p = 1.0;
     i64 top_k = 0;
@@ -42,7 +42,7 @@ struct Options {
     std::vector<std::string> eval;
 
     // A trained model is used, not trained.
-    bool uses_a_model() const { return generate >= 0 || !eval.empty() || info; }
+    bool uses_a_model() const { return generate >= 0 || !eval.empty() || info || !export_hf.empty(); }
 };
 
 // Calls v(group, flag, field, help) for every flag, in the manual's order.
@@ -107,7 +107,7 @@ void visit_flags(Options& o, Visitor&& v) {
     v(g, "--threads", o.threads, "CPU threads per host, divided among its ranks; 0: one per core");
     v(g, "--dry-run", o.dry_run, "print the header box (parameters, memory, bytes on the wire) and leave; also for models larger than the machine");
     g = "Use of a trained model";
-    v(g, "--checkpoint", o.checkpoint, "a checkpoint, or the --out folder that holds some: for --generate, --eval, --info");
+    v(g, "--checkpoint", o.checkpoint, "a checkpoint, or the --out folder that holds some: for --generate, --eval, --export-hf, --info");
     v(g, "--generate", o.generate, "write up to this many tokens after --prompt; ends at EOS, or where the context is full");
     v(g, "--prompt", o.prompt, "text to continue");
     v(g, "--tokenizer", o.tokenizer, "tokenizer file (SentencePiece .model)");
@@ -116,6 +116,7 @@ void visit_flags(Options& o, Visitor&& v) {
     v(g, "--top-p", o.top_p, "sample among the likeliest tokens that hold this probability together");
     v(g, "--ignore-eos", o.ignore_eos, "do not stop at the end-of-text token");
     v(g, "--eval", o.eval, "shards: print the loss over all their windows, in nats per token and bits per byte");
+    v(g, "--export-hf", o.export_hf, "write the model as a Hugging Face folder (config.json, model.safetensors in F32); its ranks must be one model: --sync-factor 1, or --tp 1");
     v(g, "--info", o.info, "print what a checkpoint holds");
 }
 

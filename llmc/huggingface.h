@@ -131,6 +131,12 @@ inline ModelConfig read_hf_config(const std::string& dir) {
     return m;
 }
 
+// The shape of the Hugging Face tensor that `part` is (a part of).
+inline std::vector<i64> hf_shape(const TensorSpec& spec, const HfPart& part) {
+    if (spec.cols == 0) { return {part.hf_rows}; }
+    return part.transposed ? std::vector<i64>{spec.cols, part.hf_rows} : std::vector<i64>{part.hf_rows, spec.cols};
+}
+
 // The weights of a Hugging Face folder, checked against the tensors that the model wants.
 class HfWeights {
 public:
@@ -266,9 +272,7 @@ private:
     }
     static void check_shape(const Stored& stored, const TensorSpec& spec, const HfPart& part) {
         SafetensorsEntry wanted;
-        wanted.shape = spec.cols == 0    ? std::vector<i64>{part.hf_rows}
-                       : part.transposed ? std::vector<i64>{spec.cols, part.hf_rows}
-                                         : std::vector<i64>{part.hf_rows, spec.cols};
+        wanted.shape = hf_shape(spec, part);
         const SafetensorsEntry& e = *stored.entry;
         const char* path = stored.file->path().c_str();
         check(e.shape == wanted.shape, "'%s': '%s' has shape %s, config.json wants %s", path, e.name.c_str(), e.shape_text().c_str(),

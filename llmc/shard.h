@@ -201,12 +201,6 @@ private:
 // ---------------------------------------------------------------------------------------------------------------
 // Writing.
 
-inline std::string base_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
-inline std::string parent_folder(const std::string& path) {
-    const size_t slash = path.rfind('/');
-    return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
-}
-
 // The name of shard `index` of a set: PREFIX_000000.bin and so on.
 inline std::string shard_path(const std::string& prefix, i64 index) { return format("%s_%06lld.bin", prefix.c_str(), (long long)index); }
 
@@ -324,21 +318,6 @@ inline SplitInfo split_from_json(const nlohmann::ordered_json& json) {
     SplitInfo split = {json.at("documents"), json.at("tokens"), json.at("text_bytes"), {}};
     for (const auto& s : json.at("shards")) { split.shards.push_back({s.at("file"), s.at("tokens")}); }
     return split;
-}
-
-// Writes aside, syncs, renames: a reader sees the old file or the new one.
-inline void write_file_atomically(const std::string& path, std::string_view content) {
-    const std::string aside = path + ".tmp";
-    try {
-        File file(aside, "wb");
-        file.write(content.data(), content.size());
-        file.sync_and_close();
-        rename_file(aside, path);
-    } catch (...) {
-        unlink(aside.c_str());
-        throw;
-    }
-    sync_folder(parent_folder(path));
 }
 
 inline void write_token_set_info(const std::string& path, const TokenSetInfo& info) {

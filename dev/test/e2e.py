@@ -381,6 +381,22 @@ def test_locale_and_spaces(d):
     ok(SMALL + ['--train', f'0.7:{folder}/d_000000.bin,0.3:{folder}/d_000001.bin', '--steps', 5], env=comma)
 
 
+def test_export_to_hugging_face(d):
+    # Oracle: the checkpoint's own evaluation.
+    data = make_data(d)
+    loss = lambda r: float(re.search(r'loss ([0-9.]+)', r.stdout)[1])
+    for arch in (['--tp', 2], ['--tp', 2, '--arch', 'gpt', '--tie']):
+        folder = f'{d}/{len(arch)}'
+        ok(SMALL + data + arch + ['--steps', 4, '--out', f'{folder}/c'])
+        ok(['--checkpoint', f'{folder}/c', '--export-hf', f'{folder}/hf'])
+        of_checkpoint, of_export = [loss(ok(model + ['--eval', f'{d}/d_000000.bin', '--seq', 8, '--dtype', 'fp32'])) for model in
+                                    (['--checkpoint', f'{folder}/c'], ['--init-from', f'{folder}/hf'])]
+        expect(abs(of_checkpoint - of_export) <= 2e-6 * of_checkpoint, f'{of_checkpoint} became {of_export}')
+    ok(SMALL + data + ['--tp', 2, '--sync-factor', 0.5, '--steps', 2, '--out', f'{d}/private'])
+    refused(['--checkpoint', f'{d}/private', '--export-hf', f'{d}/no'], 2, 'private channels', 'HINT')
+    expect(not os.path.exists(f'{d}/no'), 'half an export')
+
+
 def test_dry_run_of_models_larger_than_the_machine(d):
     begin = time.time()
     for model, tp in [('7b', 8), ('1.1b', 4), ('gpt3-xl', 8)]:

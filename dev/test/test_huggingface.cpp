@@ -1,7 +1,7 @@
 // test_huggingface.cpp: the import of Hugging Face folders, whole and broken.
 #include <gtest/gtest.h>
 
-#include "llmc/huggingface.h"
+#include "llmc/huggingface_export.h"
 #include "llmc/init.h"
 #include "tiny_models.h"
 
@@ -36,9 +36,7 @@ Shapes shapes_of(const ModelConfig& m) {
     Shapes shapes;
     for (const TensorSpec& spec : tiny_specs(m)) {
         for (const HfPart& part : spec.parts) {
-            shapes[part.name] = spec.cols == 0    ? std::vector<i64>{part.hf_rows}
-                                : part.transposed ? std::vector<i64>{spec.cols, part.hf_rows}
-                                                  : std::vector<i64>{part.hf_rows, spec.cols};
+            shapes[part.name] = hf_shape(spec, part);
         }
     }
     return shapes;
@@ -334,6 +332,22 @@ TEST(HuggingFace, RealFolders) {
         read++;
     }
     if (read < 7) { printf("note: %d of 7 real folders are here\n", read); }
+}
+
+// Oracle: the import. Every kind of model, and GPT-2's transposed and joined tensors.
+TEST(HuggingFace, ExportIsReadBackTheSame) {
+    for (const char* dir : {"dev/golden/models/gpt_learned", "dev/golden/models/gpt_rotary", "dev/golden/models/gpt_v9",
+                            "dev/golden/models/llama_gqa", "dev/golden/models/llama_hs20", "dev/golden/models/llama_t3"}) {
+        const TempDir out;
+        const auto tensors = import(dir);
+        const ModelConfig model = read_hf_config(dir);
+        const auto read = [&](const Tensor& t, float* values) { std::ranges::copy(tensors.at(t.spec.name), values); };
+        const ParameterTable table(model, tiny_specs(model), 1, 0);
+        export_hf(out.path + "/new", model, table, read);
+        EXPECT_EQ(hf_config(read_hf_config(out.path + "/new")), hf_config(model)) << dir;
+        EXPECT_EQ(import(out.path + "/new"), tensors) << dir;
+        EXPECT_NE(message_of([&] { export_hf(out.path + "/new", model, table, read); }).find("is not empty"), std::string::npos);
+    }
 }
 
 }  // namespace
