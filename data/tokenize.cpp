@@ -198,12 +198,10 @@ void inspect(const Options& options) {
     constexpr i64 SHOWN = 24;
     for (const std::string& input : options.inputs) {
         for (const std::string& path : expand_glob(input)) {
-            const ShardReader shard(path);
+            const TokenFile shard(path);
             const auto side = find_side_file(path, shard.tokens());
             const auto tokenizer = tokenizer_for(options, side);
-            const ShardFormat format = shard.bytes_per_token() == 2 ? SHARD_16_BIT : SHARD_32_BIT;
-            printf("%s: llm.c shard, magic %d, version %d, %d bytes per id, %s tokens\n", path.c_str(), format.magic, format.version,
-                   format.bytes_per_token, grouped(shard.tokens()).c_str());
+            printf("%s: %s, %s tokens\n", path.c_str(), shard.describe().c_str(), grouped(shard.tokens()).c_str());
             if (side) {
                 const TokenSetInfo& info = side->info;
                 printf("  set    %s (%s): %s documents, %s tokens, %s bytes of text; problems: %s\n", side->path.c_str(),
@@ -237,7 +235,7 @@ void decode(const Options& options) {
     for (const std::string& input : options.inputs) {
         for (const std::string& path : expand_glob(input)) { paths.push_back(path); }
     }
-    const auto side = find_side_file(paths.front(), ShardReader(paths.front()).tokens());
+    const auto side = find_side_file(paths.front(), TokenFile(paths.front()).tokens());
     const auto tokenizer = tokenizer_for(options, side);
     check(tokenizer != nullptr, "--decode: no tokenizer known for '%s'\nHINT: --tokenizer FILE", paths.front().c_str());
     const std::string& separator = options.read.doc_separator;
@@ -255,7 +253,7 @@ void decode(const Options& options) {
     };
     std::vector<int32_t> ids;
     for (const std::string& path : paths) {
-        const ShardReader shard(path);
+        const TokenFile shard(path);
         constexpr i64 CHUNK = 1 << 16;
         for (i64 at = 0; at < shard.tokens(); at += CHUNK) {
             ids.resize(std::min(CHUNK, shard.tokens() - at));

@@ -9,7 +9,8 @@
 #include <charconv>
 #include <cmath>
 
-#include "llmc/shard.h"
+#include "llmc/blend.h"
+#include "llmc/token_file.h"
 
 // ---------------------------------------------------------------------------------------------------------------
 // The order of an epoch
@@ -93,9 +94,10 @@ inline std::vector<WeightedGlob> parse_data_spec(const std::string& spec) {
         parts.push_back({weight, glob});
         begin = end + 1;
     }
-    double sum = 0;
-    for (const WeightedGlob& p : parts) { sum += p.weight; }
-    for (WeightedGlob& p : parts) { p.weight /= sum; }
+    std::vector<double> weights;
+    for (const WeightedGlob& p : parts) { weights.push_back(p.weight); }
+    weights = normalized(weights);
+    for (size_t i = 0; i < parts.size(); i++) { parts[i].weight = weights[i]; }
     return parts;
 }
 
@@ -133,7 +135,7 @@ inline std::vector<std::string> expand_glob(const std::string& pattern) {
 struct DataSource {
     std::string glob;
     double weight;  // of all sources, adds to 1
-    std::vector<std::shared_ptr<const ShardReader>> shards;
+    std::vector<std::shared_ptr<const TokenFile>> shards;
     std::vector<i64> first_window;  // of each shard; one more entry: all windows
     i64 tokens = 0, left_over = 0;  // left_over: tokens that are in no window
     std::optional<TokenSetInfo> info;
@@ -191,12 +193,12 @@ inline DataSource open_source(const WeightedGlob& part, i64 S) {
     check_not_train_and_val(part.glob, paths);
     source.first_window = {0};
     for (const std::string& path : paths) {
-        source.shards.push_back(std::make_shared<ShardReader>(path));
-        const i64 n = source.shards.back()->tokens();
-        const i64 windows = n > 0 ? (n - 1) / S : 0;
+        source.shards.push_back(std::make_shared<TokenFile>(path));
+        const TokenFile& file = *source.shards.back();
+        const i64 windows = file.windows(S);
         source.first_window.push_back(source.first_window.back() + windows);
-        source.tokens += n;
-        source.left_over += n - (windows > 0 ? windows * S + 1 : 0);
+        source.tokens += file.tokens();
+        source.left_over += file.tokens() - (windows > 0 ? file.window_begin(windows - 1, S) + S + 1 : 0);
     }
     check(source.windows() > 0,
           "data '%s' is too short: a window needs %lld tokens (sequence + 1) in one shard; found %lld tokens in %zu shard(s)\nHINT: "
@@ -224,7 +226,11 @@ public:
         : S_(S), vocab_(vocab), seed_(seed), order_(order) {
         if (S < 1) { usage_error("data: windows of %lld tokens, wanted 1 or more\nHINT: --seq", (long long)S); }
         for (const WeightedGlob& part : parse_data_spec(spec)) { sources_.push_back(open_source(part, S)); }
-        for (const DataSource& s : sources_) { check_same_tokenizer(s); }
+        for (const DataSource& s : sources_) {
+            check_same_tokenizer(s);
+            weights_.push_back(s.weight);
+        }
+        weights_ = normalized(weights_);
         state_.drawn.assign(sources_.size(), 0);
     }
 
@@ -299,7 +305,7 @@ public:
         check(0 <= begin && begin <= end && end <= count, "windows [%lld, %lld) of a batch of %lld", (long long)begin, (long long)end,
               (long long)count);
         for (i64 i = 0; i < count; i++) {
-            const size_t source = pick_source();
+            const size_t source = next_source(weights_, state_.drawn, state_.position);
             const i64 index = state_.drawn[source]++;
             state_.position++;
             if (i >= begin && i < end) { read_window(sources_[source], in_order(source, index), windows + (i - begin) * (S_ + 1)); }
@@ -334,22 +340,6 @@ private:
         }
     }
 
-    // Megatron's blending rule: the source that is furthest behind its share, the first of equals.
-    size_t pick_source() const {
-        size_t best = 0;
-        double best_behind = 0;
-        for (size_t d = 0; d < sources_.size(); d++) {
-            // volatile: a compiler that fuses the product with the subtraction breaks ties differently.
-            const volatile double due = sources_[d].weight * (double)std::max<i64>(state_.position, 1);
-            const double behind = due - (double)state_.drawn[d];
-            if (d == 0 || behind > best_behind) {
-                best = d;
-                best_behind = behind;
-            }
-        }
-        return best;
-    }
-
     // The `index`-th window of a source's endless stream: epoch after epoch, each in its own order.
     i64 in_order(size_t source, i64 index) const {
         const i64 n = sources_[source].windows(), epoch = index / n;
@@ -360,12 +350,14 @@ private:
     void read_window(const DataSource& source, i64 window, int32_t* out) const {
         const auto after = std::upper_bound(source.first_window.begin(), source.first_window.end(), window);
         const i64 shard = after - source.first_window.begin() - 1;
-        source.shards[shard]->read((window - source.first_window[shard]) * S_, S_ + 1, vocab_, out);
+        const TokenFile& file = *source.shards[shard];
+        file.read(file.window_begin(window - source.first_window[shard], S_), S_ + 1, vocab_, out);
     }
 
     i64 S_, vocab_;
     uint64_t seed_;
     WindowOrder order_;
     std::vector<DataSource> sources_;
+    std::vector<double> weights_;
     StreamState state_;
 };

@@ -1,14 +1,11 @@
-// shard.h: token ids on disk, in llm.c's shard format, and the side file PREFIX.json that ./tokenize writes next to them.
+// shard.h: llm.c's shard format and its writer, and the side file PREFIX.json that ./tokenize writes next to the shards. They are read
+// by llmc/token_file.h.
 // A shard is 256 int32 (magic, version, number of tokens, zeros), then the ids as uint16 or uint32; all little-endian.
 #pragma once
-
-#include <sys/resource.h>
-#include <xxhash.h>
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <memory>
 #include <optional>
@@ -36,167 +33,6 @@ constexpr i64 SHARD_MAX_TOKENS = std::numeric_limits<int32_t>::max();  // the he
 constexpr i64 SHARD_16_BIT_MAX_VOCAB = 65536;
 
 inline ShardFormat shard_format(i64 vocab) { return vocab <= SHARD_16_BIT_MAX_VOCAB ? SHARD_16_BIT : SHARD_32_BIT; }
-
-// ---------------------------------------------------------------------------------------------------------------
-// What people pass by mistake, recognised by its first bytes so that the error can name it.
-
-struct KnownFormat {
-    std::string_view start;
-    const char *name, *hint;
-};
-constexpr char MEGATRON_HINT[] = "Megatron sets are not read yet; tokenize the text again with ./tokenize";
-constexpr KnownFormat KNOWN_FORMATS[] = {
-    {"MMIDIDX", "a Megatron index (.idx)", MEGATRON_HINT},
-    {"TNTIDX", "an old Megatron index (.idx, TNTIDX)", MEGATRON_HINT},
-    {"LITPKDS", "a lit-gpt packed shard", "tokenize the text again with ./tokenize"},
-    {"BIN.TOK\n", "an llmq token file", "tokenize the text again with ./tokenize"},
-    {"\x93NUMPY", "a NumPy array", "tokenize the text again with ./tokenize"},
-    {"version https://git-lfs", "a Git LFS pointer, not the file itself", "run git lfs pull"},
-    {"\x1f\x8b", "a gzip file", "unpack it; if it holds text, ./tokenize reads it as it is"},
-    {"\x28\xb5\x2f\xfd", "a zstd file", "unpack it; if it holds text, ./tokenize reads it as it is"},
-};
-struct KnownMagic {
-    int32_t magic;
-    const char *name, *hint;
-};
-constexpr KnownMagic KNOWN_MAGICS[] = {
-    {20240522, "an llm.c evaluation file", "evaluation files are not read yet; pass the token shards (PREFIX_000000.bin ...)"},
-    {20240326, "an llm.c model checkpoint", "pass the token shards (PREFIX_000000.bin ...)"},
-    {20240327, "an llm.c debug state", "pass the token shards (PREFIX_000000.bin ...)"},
-    {20240328, "an llm.c tokenizer", "pass the token shards (PREFIX_000000.bin ...)"},
-};
-
-struct Guess {
-    std::string name, hint;
-};
-inline Guess guess_format(std::string_view start) {
-    if (start.empty()) { return {"empty (0 bytes)", "make it again"}; }
-    for (const KnownFormat& f : KNOWN_FORMATS) {
-        if (start.starts_with(f.start)) { return {f.name, f.hint}; }
-    }
-    int32_t magic = 0;
-    if (start.size() >= sizeof magic) { memcpy(&magic, start.data(), sizeof magic); }
-    for (const KnownMagic& m : KNOWN_MAGICS) {
-        if (magic == m.magic) { return {m.name, m.hint}; }
-    }
-    bool text = true;
-    for (const unsigned char c : start) { text = text && (c >= ' ' || c == '\n' || c == '\r' || c == '\t') && c != 0x7f; }
-    if (text) { return {"a text file", "make shards of it: ./tokenize --tokenizer FILE --out PREFIX INPUT"}; }
-    return {format("of an unknown kind (it starts with the int32 %d)", magic), "shards come from ./tokenize or from llm.c's data scripts"};
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// Reading. One read is one pread, so that a file that is cut during the run is an error that names it; mapped, it would be a SIGBUS.
-
-// So many shards of a process stay open; the others are opened for each read, so that thousands of them do not use up its descriptors.
-inline i64 shards_to_keep_open() {
-    constexpr i64 ENOUGH = 256;
-    struct rlimit limit = {};
-    check(getrlimit(RLIMIT_NOFILE, &limit) == 0, "cannot read the limit of open files: %s", strerror(errno));
-    return std::min<rlim_t>(ENOUGH, limit.rlim_cur / 4);
-}
-
-class ShardReader {
-public:
-    explicit ShardReader(const std::string& path) : path_(path) {
-        check(!is_directory(path), "shard '%s' is a folder\nHINT: write a pattern that matches its files: '%s/*.bin'", path.c_str(),
-              path.c_str());
-        check(!path_exists(path) || is_regular_file(path), "shard '%s' is a pipe or a device; wanted a file\nHINT: copy it to a file",
-              path.c_str());
-        std::unique_ptr<File> file = open_file();
-        const i64 size = file->size();
-        std::string start(std::min(size, FINGERPRINT_BYTES), '\0'), end = start;
-        file->read_at(start.data(), start.size(), 0);
-        file->read_at(end.data(), end.size(), size - (i64)end.size());
-        fingerprint_ = XXH3_64bits_withSeed(end.data(), end.size(), XXH3_64bits(start.data(), start.size()));
-        ShardHeader header = {};
-        memcpy(&header, start.data(), std::min(start.size(), sizeof header));
-
-        const ShardFormat* format = nullptr;
-        for (const ShardFormat* f : {&SHARD_16_BIT, &SHARD_32_BIT}) {
-            if (header.magic == f->magic) { format = f; }
-        }
-        if (format == nullptr) {
-            const Guess guess = guess_format(start);
-            die("'%s' is not a token shard: it is %s; wanted a file that starts with the magic number %d (16 bit ids) or %d (32 "
-                "bit)\nHINT: %s",
-                path.c_str(), guess.name.c_str(), SHARD_16_BIT.magic, SHARD_32_BIT.magic, guess.hint.c_str());
-        }
-        check(size >= SHARD_HEADER_BYTES, "shard '%s' is cut: found %lld bytes, wanted a header of %lld\nHINT: copy or make it again",
-              path.c_str(), (long long)size, (long long)SHARD_HEADER_BYTES);
-        check(
-            header.version == format->version,
-            "shard '%s': found version %d, wanted %d for magic number %d\nHINT: it comes from another release of its writer; make it again",
-            path.c_str(), header.version, format->version, format->magic);
-        check(header.tokens >= 0,
-              "shard '%s': the header counts %d tokens, wanted 0 or more\nHINT: its writer passed 2^31 tokens; make smaller shards",
-              path.c_str(), header.tokens);
-        bytes_per_token_ = format->bytes_per_token;
-        tokens_ = header.tokens;
-        const i64 wanted = SHARD_HEADER_BYTES + tokens_ * bytes_per_token_;
-        check(size == wanted,
-              "shard '%s': found %lld bytes, wanted %lld for the %lld tokens of %d bytes that its header states\nHINT: the file is cut or "
-              "still being written; copy or make it again",
-              path.c_str(), (long long)size, (long long)wanted, (long long)tokens_, bytes_per_token_);
-        if (readers_++ < shards_to_keep_open()) { file_ = std::move(file); }
-    }
-    ShardReader(const ShardReader&) = delete;
-    ShardReader& operator=(const ShardReader&) = delete;
-    ~ShardReader() { readers_--; }
-
-    const std::string& path() const { return path_; }
-    i64 tokens() const { return tokens_; }
-    int bytes_per_token() const { return bytes_per_token_; }
-    // Of the file's first and last 4 KiB: tells most sets of one shape apart, and thousands of shards are opened in no time.
-    uint64_t fingerprint() const { return fingerprint_; }
-
-    // ids [begin, begin + count) as int32; each must be in [0, vocab).
-    void read(i64 begin, i64 count, i64 vocab, int32_t* out) const {
-        check(begin >= 0 && count >= 0 && count <= tokens_ - begin, "'%s': tokens [%lld, %lld) are not among its %lld", path_.c_str(),
-              (long long)begin, (long long)(begin + count), (long long)tokens_);
-        thread_local std::vector<char> bytes;  // ranks that are threads read at the same time
-        bytes.resize(count * bytes_per_token_);
-        const i64 offset = SHARD_HEADER_BYTES + begin * bytes_per_token_;
-        if (file_) {
-            file_->read_at(bytes.data(), bytes.size(), offset);
-        } else {
-            open_file()->read_at(bytes.data(), bytes.size(), offset);
-        }
-        if (bytes_per_token_ == SHARD_16_BIT.bytes_per_token) {
-            copy_ids((const uint16_t*)bytes.data(), begin, count, vocab, out);
-        } else {
-            copy_ids((const uint32_t*)bytes.data(), begin, count, vocab, out);
-        }
-    }
-
-private:
-    static constexpr i64 FINGERPRINT_BYTES = 4096;
-    static_assert(FINGERPRINT_BYTES >= SHARD_HEADER_BYTES);
-    static inline std::atomic<i64> readers_ = 0;  // of this process
-
-    std::unique_ptr<File> open_file() const { return std::make_unique<File>(path_, "rbe"); }
-
-    template <typename Id>
-    void copy_ids(const Id* in, i64 begin, i64 count, i64 vocab, int32_t* out) const {
-        Id largest = 0;  // one pass without branches; the culprit is looked for only when there is one
-        for (i64 i = 0; i < count; i++) {
-            out[i] = (int32_t)in[i];
-            largest = std::max(largest, in[i]);
-        }
-        if ((i64)largest < vocab) { return; }
-        i64 i = 0;
-        while ((i64)in[i] < vocab) { i++; }
-        die("'%s': token %lld has id %lld, outside the vocabulary of %lld\nHINT: the shards were made with another tokenizer, or --vocab "
-            "is too small",
-            path_.c_str(), (long long)(begin + i), (long long)in[i], (long long)vocab);
-    }
-
-    std::string path_;
-    i64 tokens_ = 0;
-    int bytes_per_token_ = 0;
-    uint64_t fingerprint_ = 0;
-    std::unique_ptr<File> file_;  // none: opened for each read
-};
 
 // ---------------------------------------------------------------------------------------------------------------
 // Writing.
