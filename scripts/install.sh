@@ -28,6 +28,10 @@ TEST='
 libgtest-dev        header gtest/gtest.h                  unit tests
 python3             command python3                       end-to-end tests
 python3-matplotlib  python matplotlib                     the test of the loss curves
+bible-kjv           command bible                         the test of data/sets/debian_texts.sh
+fortunes            file /usr/share/games/fortunes        the test of data/sets/debian_texts.sh
+curl                command curl                          the tests of data/sets
+zstd                command zstd                          the tests of data/sets
 locales             file /usr/share/i18n/locales/de_DE    a locale with a decimal comma
 procps              command pgrep                         tests look for processes that must have ended
 '

@@ -34,13 +34,7 @@ echo 'Built ./train_gpt and ./tokenize.'
 
 step 'Text, tokenizer, shards'
 if [ ! -f "$dir/kjv.json" ]; then  # ./tokenize writes it last
-    # A verse a line, a chapter a document: so that validation is on whole chapters that training never sees.
-    bible -f 'gen1:1-rev22:21' | awk '{
-        chapter = $1; sub(/:[0-9]+$/, "", chapter)
-        if (NR > 1 && chapter != last) print ""
-        last = chapter
-        print substr($0, length($1) + 2)
-    }' > "$dir/kjv.txt"
+    data/bible_chapters.sh > "$dir/kjv.txt"
     ./tokenize --train-tokenizer 2048 --doc-separator blank-lines --out "$dir/kjv.model" "$dir/kjv.txt"
     ./tokenize --tokenizer "$dir/kjv.model" --doc-separator blank-lines --val-fraction 0.05 --out "$dir/kjv" "$dir/kjv.txt"
 fi

@@ -628,8 +628,9 @@ def test_folder_with_a_space_builds(d):
     expect(r.returncode == 0 and os.path.exists(f'{copy}/build/launch.o'), r.stderr[-800:])
 
 
-def main():
-    tests = [(name[5:], function) for name, function in globals().items() if name.startswith('test_') and (len(sys.argv) < 2 or any(word in name for word in sys.argv[1:]))]
+def run_tests(module):
+    """Runs the test_... functions of a module (its globals()), or those that the command line names, and leaves."""
+    tests = [(name[5:], function) for name, function in module.items() if name.startswith('test_') and (len(sys.argv) < 2 or any(word in name for word in sys.argv[1:]))]
     failures = 0
     for name, function in tests:
         begin = time.time()
@@ -647,8 +648,8 @@ def main():
             STARTED.clear()
             shutil.rmtree(folder, ignore_errors=True)
     print(f'{len(tests) - failures} passed, {failures} failed')
-    return 1 if failures else 0
+    sys.exit(1 if failures else 0)
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    run_tests(globals())

@@ -47,6 +47,15 @@ gtest() {  # name, command: counts GoogleTest's tests
     verdict "${good:-0}" "${bad:-0}" "$name"
 }
 
+suite() {  # name, command that ends with 'N passed, N failed' and shows how it goes on
+    local name=$1 good bad
+    shift
+    "$@" 2>&1 | tee build/last.log
+    good=$(sed -n '$s/^\([0-9]*\) passed, [0-9]* failed$/\1/p' build/last.log)
+    bad=$(sed -n '$s/^[0-9]* passed, \([0-9]*\) failed$/\1/p' build/last.log)
+    verdict "${good:-0}" "${bad:-1}" "$name"
+}
+
 scripts/install.sh build test || exit 1
 
 build 'programs and unit tests' all unit_tests
@@ -82,10 +91,8 @@ if [ -d ../shared/golden ]; then
     done
 fi
 
-dev/test/e2e.py 2>&1 | tee build/last.log
-good=$(sed -n '$s/^\([0-9]*\) passed, [0-9]* failed$/\1/p' build/last.log)
-bad=$(sed -n '$s/^[0-9]* passed, \([0-9]*\) failed$/\1/p' build/last.log)
-verdict "${good:-0}" "${bad:-1}" 'end to end'
+suite 'end to end' dev/test/e2e.py
+suite 'scripts of data/sets' dev/test/data_sets.py
 
 # The sanitized builds, made in the background above.
 wait

@@ -1,0 +1,72 @@
+# data/sets/common.sh: what the scripts of this folder share. Each takes
+#     --tokenizer FILE   (default $TOKENIZER, else data/tokenizer.model)      --out FOLDER   (default out/data/NAME)
+#     --base URL         (a mirror, or file:///folder)                        --fetch-only   (no shards yet)
+# and, where it says so, what part of the set to take. Run again after a break, a script goes on where it stopped: whole files and
+# finished shards stay as they are.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+die() {
+    printf '%s: %s\n' "$(basename "$0")" "$1" >&2
+    [ $# -lt 2 ] || printf 'HINT: %s\n' "$2" >&2
+    exit 1
+}
+
+# Sets tokenizer, out, base, fetch_only and rest (the words that are not of the four flags). $1: name of the set, $2: its address.
+parse_arguments() {
+    tokenizer=${TOKENIZER:-data/tokenizer.model} out=out/data/$1 base=$2 fetch_only=
+    rest=()
+    shift 2
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --tokenizer | --out | --base)
+                [ $# -gt 1 ] || die "$1 needs a value"
+                printf -v "${1#--}" %s "$2"
+                shift
+                ;;
+            --fetch-only) fetch_only=1 ;;
+            -h | --help)
+                sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+                exit 0
+                ;;
+            -*) die "unknown flag '$1'" "--help shows what there is" ;;
+            *) rest+=("$1") ;;
+        esac
+        shift
+    done
+    mkdir -p "$out/raw"
+}
+
+# Path under $base -> the same path under $out/raw (or $2). Goes on with a file that an earlier run left in part.
+fetch() {
+    local to=$out/raw/${2:-$1}
+    [ -f "$to" ] && return
+    command -v curl > /dev/null || die "curl is not installed" "apt-get install curl"
+    mkdir -p "$(dirname "$to")"
+    echo "fetching $base/$1"
+    curl --fail --location --retry 5 --retry-delay 2 --continue-at - --silent --show-error --output "$to.part" "$base/$1" ||
+        die "cannot fetch $base/$1" "this needs the internet (or --base URL of a mirror); run it again to go on"
+    mv "$to.part" "$to"
+}
+
+need_tokenizer() {
+    [ -z "$fetch_only" ] || exit 0
+    [ -e "$tokenizer" ] || die "no tokenizer '$tokenizer'" \
+        'pass --tokenizer FILE: a SentencePiece tokenizer.model, or GPT-2'\''s vocab.bpe beside its encoder.json; ./tokenize --train-tokenizer makes one'
+    [ -x ./tokenize ] || make tokenize
+}
+
+# shards NAME INPUT... [-- FLAGS]: $out/NAME_000000.bin and so on, unless they are all there.
+shards() {
+    local name=$1 inputs=()
+    shift
+    while [ $# -gt 0 ] && [ "$1" != -- ]; do inputs+=("$1") && shift; done
+    [ $# -eq 0 ] || shift
+    if [ -f "$out/$name.json" ]; then
+        echo "$out/$name: there already"
+        return
+    fi
+    local resume=()
+    [ ! -f "$out/$name.resume.json" ] || resume=(--resume)
+    ./tokenize --tokenizer "$tokenizer" --out "$out/$name" "$@" ${resume[@]+"${resume[@]}"} "${inputs[@]}"
+}
