@@ -34,7 +34,7 @@ ifneq ($(SANITIZE),)
   LDFLAGS += -fsanitize=$(SANITIZE)
 endif
 
-DATA_OBJECTS := $(addprefix $(BUILD)/,tokenizer.o token_file.o megatron.o)
+DATA_OBJECTS := $(addprefix $(BUILD)/,tokenizer.o sentencepiece.o gpt2_bpe.o token_file.o megatron.o)
 OBJECTS := $(addprefix $(BUILD)/,ops.o comm_mpi.o launch.o flags.o) $(DATA_OBJECTS)
 
 .PHONY: all unit_tests test bench demo clean FORCE
@@ -52,7 +52,7 @@ tokenize: $(BUILD)/tokenize.o $(DATA_OBJECTS)
 
 # Unit tests (GoogleTest). test_comm and test_launch have modes of their own for runs under mpirun, so each is a program.
 UNIT_TESTS := $(addprefix $(BUILD)/,unit_tests test_comm test_launch)
-$(BUILD)/unit_tests: $(patsubst %,$(BUILD)/test_%.o,model ops attention data token_file megatron init checkpoint safetensors huggingface) $(OBJECTS)
+$(BUILD)/unit_tests: $(patsubst %,$(BUILD)/test_%.o,model ops attention data token_file megatron tokenizer init checkpoint safetensors huggingface) $(OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece_train -lsentencepiece -lxxhash -lsimdjson -lz -lzstd -lgtest -lgtest_main
 $(BUILD)/test_comm $(BUILD)/test_launch: %: %.o $(OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash -lgtest

@@ -306,26 +306,6 @@ struct Document {
     std::vector<ProblemReport> problems;
 };
 
-// Puts one U+FFFD in the place of each byte that is not UTF-8. Returns how many.
-inline i64 repair_utf8(std::string& text) {
-    if (simdjson::validate_utf8(text.data(), text.size())) { return 0; }
-    std::string out;
-    i64 replaced = 0;
-    for (size_t at = 0; at < text.size();) {
-        const int length = utf8_length(std::string_view(text).substr(at));
-        if (length > 0) {
-            out.append(text, at, length);
-            at += length;
-        } else {
-            out += REPLACEMENT_CHARACTER;
-            at++;
-            replaced++;
-        }
-    }
-    text = std::move(out);
-    return replaced;
-}
-
 // In JSON, \ud83d\ude00 is one character written as two halves; a half alone is none. Writes \ufffd for it. Returns how many.
 inline i64 repair_lone_surrogates(std::string& json) {
     auto unit = [&](size_t at) -> int {  // the value of \uXXXX at `at`, or -1
@@ -394,7 +374,8 @@ inline Document parse_document(RawDocument& raw, const ReadOptions& options, sim
         doc.skipped = true;
         return doc;
     }
-    if (const i64 bytes = repair_utf8(raw.bytes)) {
+    const bool valid = simdjson::validate_utf8(raw.bytes.data(), raw.bytes.size());
+    if (const i64 bytes = valid ? 0 : repair_utf8(raw.bytes)) {
         report(Problem::invalid_utf8, format("%lld byte(s) are not UTF-8; each became U+FFFD", (long long)bytes));
     }
     if (!raw.json) {

@@ -7,7 +7,7 @@
 #include <functional>
 #include <unordered_map>
 
-#include "llmc/tokenizer.h"
+#include "llmc/sentencepiece.h"
 
 struct SentencePieceTraining {
     i64 vocab_size = 0;

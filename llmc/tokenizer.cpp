@@ -1,60 +1,21 @@
-// tokenizer.cpp: tokenizers through their libraries. SentencePiece (Llama's tokenizer.model) so far.
 #include "llmc/tokenizer.h"
 
-#include <sentencepiece_processor.h>
 #include <xxhash.h>
 
-namespace {
+#include <mutex>
 
-constexpr char SENTENCEPIECE_SPACE[] = "\xE2\x96\x81";  // U+2581 stands for a space in its pieces
+#include "llmc/gpt2_bpe.h"
+#include "llmc/sentencepiece.h"
 
-std::string with_spaces(std::string piece) {
-    for (size_t at = 0; (at = piece.find(SENTENCEPIECE_SPACE, at)) != std::string::npos; at++) {
-        piece.replace(at, strlen(SENTENCEPIECE_SPACE), " ");
-    }
-    return piece;
+std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+    constexpr size_t LARGE = 4 << 20;
+    static std::mutex one_large_text;
+    std::unique_lock lock(one_large_text, std::defer_lock);
+    if (text.size() > LARGE) { lock.lock(); }
+    return encode_text(text);
 }
 
-class SentencePieceTokenizer : public Tokenizer {
-public:
-    SentencePieceTokenizer(const std::string& path, const std::string& model) {
-        const auto status = processor_.LoadFromSerializedProto(absl::string_view(model.data(), model.size()));
-        check(status.ok(), "tokenizer '%s' is not a whole SentencePiece model: %s\nHINT: copy it again", path.c_str(),
-              sentencepiece_reason(status.message()).c_str());
-        kind = "sentencepiece";
-        bos_id = processor_.bos_id();
-        eos_id = processor_.eos_id();
-        unknown_id = processor_.unk_id();
-        for (int id = 0; id < processor_.GetPieceSize(); id++) { pieces.push_back(make_piece(id)); }
-        // The library does not show the model's normalizer flags; what they do shows them.
-        adds_space = normalized("a").starts_with(' ');
-        trims_spaces = normalized("a  ") == normalized("a");
-    }
-
-    std::vector<int32_t> encode(std::string_view text) const override {
-        std::vector<int> ids;
-        const auto status = processor_.Encode(absl::string_view(text.data(), text.size()), &ids);
-        check(status.ok(), "SentencePiece cannot encode a text of %zu bytes: %s", text.size(),
-              sentencepiece_reason(status.message()).c_str());
-        return ids;
-    }
-
-private:
-    Piece make_piece(int id) const {
-        if (processor_.IsControl(id)) { return {"", PieceKind::control}; }
-        const std::string& piece = processor_.IdToPiece(id);
-        if (processor_.IsByte(id)) { return {std::string(1, (char)strtol(piece.c_str() + strlen("<0x"), nullptr, 16)), PieceKind::byte}; }
-        if (processor_.IsUnknown(id)) { return {processor_.DecodeIds({id}), PieceKind::unknown}; }
-        return {with_spaces(piece), PieceKind::text};
-    }
-    std::string normalized(const char* text) const {
-        std::string out;
-        for (const std::string& piece : processor_.EncodeAsPieces(text)) { out += piece; }
-        return with_spaces(out);
-    }
-
-    sentencepiece::SentencePieceProcessor processor_;
-};
+namespace {
 
 // The tokenizer files that people have at hand, by how they start. (What is not here and is not protobuf is "not a tokenizer".)
 struct ForeignTokenizer {
@@ -63,41 +24,71 @@ struct ForeignTokenizer {
 };
 constexpr ForeignTokenizer FOREIGN_TOKENIZERS[] = {
     {"version https://git-lfs", "a Git LFS pointer, not the file itself", "run git lfs pull"},
-    {"#version:", "GPT-2's merges (vocab.bpe, merges.txt)", "GPT-2 BPE is not supported yet; pass a SentencePiece tokenizer.model"},
     {"IQ== 0", "a tiktoken vocabulary (Llama 3)", "pass a SentencePiece tokenizer.model (Llama 1 or 2)"},
-    {std::string_view("\xC8\xD7\x34\x01", 4), "an llm.c tokenizer (magic number 20240328)", "pass a SentencePiece tokenizer.model"},
+    {std::string_view("\xC8\xD7\x34\x01", 4), "an llm.c tokenizer (magic number 20240328)",
+     "pass GPT-2's encoder.json, vocab.bpe beside it"},
 };
+constexpr char WANTED[] = "a SentencePiece model or GPT-2's files";
 
 [[noreturn]] void refuse(const std::string& path, const char* name, const char* hint) {
-    die("tokenizer '%s' is %s; wanted a SentencePiece model\nHINT: %s", path.c_str(), name, hint);
+    die("tokenizer '%s' is %s; wanted %s\nHINT: %s", path.c_str(), name, WANTED, hint);
+}
+
+std::string file_in_folder(const std::string& folder) {
+    for (const char* name : {"tokenizer.model", "vocab.bpe", "merges.txt"}) {
+        const std::string path = folder + "/" + name;
+        if (is_regular_file(path)) { return path; }
+    }
+    refuse(folder, "a folder without tokenizer.model, vocab.bpe or merges.txt", "pass the file itself");
+}
+
+std::string read_tokenizer_file(const std::string& path) {
+    if (!is_regular_file(path)) { refuse(path, "a pipe or a device", "copy it to a file"); }
+    std::string content = read_text_file(path);
+    if (content.empty()) { refuse(path, "empty", "copy it again"); }
+    for (const ForeignTokenizer& f : FOREIGN_TOKENIZERS) {
+        if (content.starts_with(f.start)) { refuse(path, f.name, f.hint); }
+    }
+    return content;
+}
+
+std::string hash_of(std::initializer_list<std::string_view> contents) {
+    XXH3_state_t* state = XXH3_createState();
+    XXH3_64bits_reset(state);
+    for (const std::string_view c : contents) { XXH3_64bits_update(state, c.data(), c.size()); }
+    const unsigned long long hash = XXH3_64bits_digest(state);
+    XXH3_freeState(state);
+    return format("%016llx", hash);
 }
 
 }  // namespace
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path) {
     errno = 0;
-    check(path_exists(path), "tokenizer '%s': %s\nHINT: pass a SentencePiece tokenizer.model; ./tokenize --train-tokenizer makes one",
+    check(path_exists(path),
+          "tokenizer '%s': %s\nHINT: pass a SentencePiece tokenizer.model (./tokenize --train-tokenizer makes one) or GPT-2's encoder.json",
           path.c_str(), strerror(errno));
-    if (is_directory(path)) { refuse(path, "a folder", "pass the tokenizer.model in it"); }
-    if (!is_regular_file(path)) { refuse(path, "a pipe or a device", "copy it to a file"); }
-    const std::string content = read_text_file(path);
-    if (content.empty()) { refuse(path, "empty", "copy it again"); }
-    for (const ForeignTokenizer& f : FOREIGN_TOKENIZERS) {
-        if (content.starts_with(f.start)) { refuse(path, f.name, f.hint); }
+    const std::string file = is_directory(path) ? file_in_folder(path) : path, content = read_tokenizer_file(file);
+    const bool is_json = content.starts_with('{');
+    if (is_json && content.find("\"added_tokens\"") != std::string::npos) {
+        refuse(file, "a Hugging Face tokenizer.json", "pass the tokenizer.model of the same model, or its vocab.json and merges.txt");
     }
-    if (content[0] == '{') {
-        const bool hugging_face = content.find("\"added_tokens\"") != std::string::npos;
-        refuse(path, hugging_face ? "a Hugging Face tokenizer.json" : "JSON (GPT-2's encoder.json, vocab.json?)",
-               hugging_face ? "pass the tokenizer.model of the same model"
-                            : "GPT-2 BPE is not supported yet; pass a SentencePiece tokenizer.model");
-    }
+    const bool is_merges = content.starts_with("#version") || file.ends_with("vocab.bpe") || file.ends_with("merges.txt");
     constexpr char FIRST_FIELD_OF_A_MODEL = 0x0A;  // protobuf: field 1 (a piece), length-delimited
-    if (content[0] != FIRST_FIELD_OF_A_MODEL) {
-        refuse(path, "of an unknown kind",
+    std::unique_ptr<Tokenizer> tokenizer;
+    if (is_json || is_merges) {
+        const Gpt2Files names = gpt2_files(file, is_json);
+        const std::string other = read_tokenizer_file(is_json ? names.merges : names.vocab);
+        const std::string &vocab = is_json ? content : other, &merges = is_json ? other : content;
+        tokenizer = make_gpt2_tokenizer(names, vocab, merges);
+        tokenizer->hash = hash_of({vocab, merges});
+    } else if (content[0] == FIRST_FIELD_OF_A_MODEL) {
+        tokenizer = make_sentencepiece_tokenizer(file, content);
+        tokenizer->hash = hash_of({content});
+    } else {
+        refuse(file, "of an unknown kind",
                "a llama2.c tokenizer.bin does not work; pass the SentencePiece tokenizer.model that it was made from");
     }
-    auto tokenizer = std::make_unique<SentencePieceTokenizer>(path, content);
-    tokenizer->file = path;
-    tokenizer->hash = format("%016llx", (unsigned long long)XXH3_64bits(content.data(), content.size()));
+    tokenizer->file = file;
     return tokenizer;
 }

@@ -29,6 +29,54 @@ inline int utf8_length(std::string_view text) {
     return length;
 }
 
+// The first bytes of `text` that are UTF-8.
+inline size_t utf8_prefix(std::string_view text) {
+    size_t at = 0;
+    while (at < text.size()) {
+        if ((unsigned char)text[at] < 0x80) {
+            at++;
+            continue;
+        }
+        const int length = utf8_length(text.substr(at));
+        if (length <= 0) { break; }
+        at += length;
+    }
+    return at;
+}
+
+// Puts one U+FFFD in the place of each byte that is not UTF-8. Returns how many.
+inline i64 repair_utf8(std::string& text) {
+    size_t valid = utf8_prefix(text);
+    if (valid == text.size()) { return 0; }
+    std::string out;
+    i64 replaced = 0;
+    for (std::string_view rest = text; !rest.empty(); valid = utf8_prefix(rest)) {
+        out += rest.substr(0, valid);
+        rest.remove_prefix(valid);
+        if (rest.empty()) { break; }
+        out += REPLACEMENT_CHARACTER;
+        rest.remove_prefix(1);
+        replaced++;
+    }
+    text = std::move(out);
+    return replaced;
+}
+
+// The character at the start of `text`, which is UTF-8.
+struct Character {
+    uint32_t code;
+    uint32_t bytes;
+};
+inline Character first_character(std::string_view text) {
+    const auto byte = [&](size_t i) { return (uint32_t)(unsigned char)text[i]; };
+    const uint32_t lead = byte(0);
+    if (lead < 0x80) { return {lead, 1}; }
+    if (lead < 0xE0) { return {(lead & 0x1F) << 6 | (byte(1) & 0x3F), 2}; }
+    if (lead < 0xF0) { return {(lead & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F), 3}; }
+    return {(lead & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F), 4};
+}
+constexpr uint32_t CODE_POINTS = 0x110000;
+
 // ---------------------------------------------------------------------------------------------------------------
 // Tokenizers
 
@@ -42,8 +90,9 @@ struct Piece {
 struct Tokenizer {
     virtual ~Tokenizer() = default;
 
-    // Plain text only: "<s>" gives the ids of three characters. BOS and EOS are for the caller to add. Safe from several threads.
-    virtual std::vector<int32_t> encode(std::string_view text) const = 0;
+    // Plain text only: "<s>" gives the ids of three characters. BOS and EOS are for the caller to add. Safe from several threads; texts of
+    // many MiB wait for one another, so that a few hundred MiB are enough for all. Bytes that are not UTF-8 count as U+FFFD each.
+    std::vector<int32_t> encode(std::string_view text) const;
     std::string decode(const std::vector<int32_t>& ids) const;
 
     i64 vocab_size() const { return pieces.size(); }
@@ -59,17 +108,14 @@ struct Tokenizer {
     int bos_id = -1, eos_id = -1, unknown_id = -1;  // -1: there is none
     bool adds_space = false;                        // encode() puts a space before the text, so decoding takes one away
     bool trims_spaces = false;                      // encode() drops spaces at the start of the text, so decoding drops all of them there
+    size_t whole_text_bytes = SIZE_MAX;             // longer texts are encoded in parts, cut at a space, as if each were a text of its own
+
+protected:
+    virtual std::vector<int32_t> encode_text(std::string_view text) const = 0;
 };
 
-// What a SentencePiece error says, without the place in the library's source: "./src/x.cc(76) [condition] text" -> "text".
-inline std::string sentencepiece_reason(const std::string& message) {
-    const size_t bracket = message.rfind("] ");
-    const std::string text =
-        message.find(".cc(") == std::string::npos || bracket == std::string::npos ? message : message.substr(bracket + 2);
-    return text.empty() ? "the library gives no reason" : text;
-}
-
-// Tells by the content what the file is; refuses what it cannot use, by name.
+// A SentencePiece model, or GPT-2's two files by the name of either, or a folder that holds one of these. Tells by the content what a file
+// is; refuses what it cannot use, by name.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path);
 
 // Ids in, text out, as soon as characters are whole: a character cut across ids is held back. A control id (BOS, EOS) ends a text, the next

@@ -1,4 +1,4 @@
-// test_data.cpp: shards, the order of windows, tokenizers and ./tokenize. The letters B.x n are rows of CASES.md.
+// test_data.cpp: shards, the order of windows and ./tokenize. The letters B.x n are rows of CASES.md.
 #include <gtest/gtest.h>
 
 #include <sys/wait.h>
@@ -13,9 +13,8 @@
 #include "data/tokenize.cpp"
 #undef main
 
-#include <sentencepiece_processor.h>
-
 #include "dev/test/data_testing.h"
+#include "dev/test/small_model.h"
 
 namespace {
 
@@ -375,7 +374,7 @@ TEST_F(Data, OnePatternMustNotTakeTrainingAndValidation) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Tokenizers
+// UTF-8
 
 TEST(Utf8, LengthAgreesWithSimdjson) {
     std::mt19937 random(1);
@@ -391,157 +390,6 @@ TEST(Utf8, LengthAgreesWithSimdjson) {
         }
         ASSERT_EQ(valid, simdjson::validate_utf8(text.data(), text.size()));
     }
-}
-
-const std::string TRAINING_TEXT =
-    "In the beginning God created the heaven and the earth.\nAnd the earth was without form, and void; and darkness was upon the face\n"
-    "of the deep. And the Spirit of God moved upon the face of the waters.\n    if (x > 10) {\n        return x;\n    }\n";
-
-std::string small_model() {
-    static const std::string model = [] {
-        SentencePieceTraining training;
-        training.vocab_size = 340;
-        int left = 20;
-        return train_sentencepiece(training, [&](std::string& text) {
-            text = TRAINING_TEXT;
-            return left-- > 0;
-        });
-    }();
-    return model;
-}
-
-// B.3 23, 26, 28, 29: what goes in comes out, byte for byte, and markers in the text are text.
-TEST_F(Data, TokenizerLosesNothing) {
-    const auto tokenizer = load_tokenizer(write_file("t.model", small_model()));
-    EXPECT_EQ(tokenizer->vocab_size(), 340);
-    EXPECT_EQ(tokenizer->bos_id, 1);
-    EXPECT_EQ(tokenizer->eos_id, 2);
-    EXPECT_TRUE(tokenizer->adds_space);
-    EXPECT_FALSE(tokenizer->trims_spaces);
-    std::vector<std::string> texts = {"",
-                                      " ",
-                                      "a  b",
-                                      "  hello",
-                                      "a\n\nb  \n",
-                                      "<s>",
-                                      "</s> <0x40> <unk>",
-                                      "\xC3\xA9\xC3\xBC",
-                                      "\xE6\x97\xA5\xE6\x9C\xAC",
-                                      "\xF0\x9F\x98\x80!",
-                                      "\xF0\x92\x80\x80",
-                                      "\tx\r\n",
-                                      std::string("nul \0 kept", 10),
-                                      "abcdefgh",
-                                      TRAINING_TEXT};
-    for (char c = 1; c < 127; c++) { texts.push_back(std::string(1, c)); }
-    for (const std::string& text : texts) {
-        const std::vector<int32_t> ids = tokenizer->encode(text);
-        EXPECT_EQ(tokenizer->decode(ids), text);
-        for (const int32_t id : ids) { EXPECT_GT(id, 2) << text; }
-    }
-    EXPECT_TRUE(tokenizer->encode("").empty());
-    EXPECT_NE(tokenizer->encode("hello"), tokenizer->encode(" hello"));
-    EXPECT_EQ(small_model(), read_text_file(path("t.model")));
-    SentencePieceTraining again;
-    again.vocab_size = 340;
-    int left = 20;
-    EXPECT_EQ(train_sentencepiece(again, [&](std::string& text) { return text = TRAINING_TEXT, left-- > 0; }), small_model());
-}
-
-// B.3 25, B.8 106: a character cut across ids is whole or U+FFFD, never half.
-TEST_F(Data, StreamDecoderNeverBreaksACharacter) {
-    const auto tokenizer = load_tokenizer(write_file("t.model", small_model()));
-    auto byte_id = [](int byte) { return 3 + byte; };
-    StreamDecoder decoder(*tokenizer);
-    EXPECT_EQ(decoder.feed(byte_id(0xF0)), "");
-    EXPECT_EQ(decoder.feed(byte_id(0x9F)), "");
-    EXPECT_EQ(decoder.feed(byte_id(0x98)), "");
-    EXPECT_EQ(decoder.feed(byte_id(0x80)), "\xF0\x9F\x98\x80");
-    EXPECT_EQ(decoder.feed(byte_id(0x80)), REPLACEMENT_CHARACTER);  // a stray continuation byte
-    EXPECT_EQ(decoder.feed(byte_id(0xE6)), "");
-    EXPECT_EQ(decoder.feed(byte_id('a')), REPLACEMENT_CHARACTER + std::string("a"));
-    EXPECT_EQ(decoder.feed(byte_id(0xE6)), "");
-    EXPECT_EQ(decoder.feed(byte_id(0x97)), "");
-    EXPECT_EQ(decoder.flush(), REPLACEMENT_CHARACTER + std::string(REPLACEMENT_CHARACTER));
-    EXPECT_EQ(decoder.flush(), "");
-    // After EOS a new text begins, and so its first space is the tokenizer's, not the text's.
-    std::vector<int32_t> ids = tokenizer->encode("the");
-    ids.push_back(tokenizer->eos_id);
-    for (const int32_t id : tokenizer->encode("the")) { ids.push_back(id); }
-    EXPECT_EQ(tokenizer->decode(ids), "thethe");
-    EXPECT_SAYS(failure_of([&] { tokenizer->decode({340}); }).message, "340");
-    EXPECT_SAYS(failure_of([&] { tokenizer->decode({-1}); }).message, "HINT");
-}
-
-// Our decoder against the library's, for random ids, with and without a normalizer that changes spaces.
-TEST_F(Data, DecodingEqualsTheLibrarys) {
-    std::unordered_map<std::string, std::string> options = {{"vocab_size", "320"},
-                                                            {"hard_vocab_limit", "false"},
-                                                            {"model_type", "unigram"},
-                                                            {"byte_fallback", "true"},
-                                                            {"input", write_file("t", TRAINING_TEXT)},
-                                                            {"minloglevel", "2"},
-                                                            {"num_threads", "1"}};
-    std::string trimming, plain;
-    ASSERT_TRUE(sentencepiece::SentencePieceTrainer::Train(options, nullptr, &trimming).ok());
-    options["add_dummy_prefix"] = options["remove_extra_whitespaces"] = "false";
-    ASSERT_TRUE(sentencepiece::SentencePieceTrainer::Train(options, nullptr, &plain).ok());
-    const std::string models[] = {small_model(), trimming, plain};
-    for (int m = 0; m < 3; m++) {
-        const auto tokenizer = load_tokenizer(write_file("m.model", models[m]));
-        EXPECT_EQ(tokenizer->adds_space, m != 2);
-        EXPECT_EQ(tokenizer->trims_spaces, m == 1);
-        sentencepiece::SentencePieceProcessor library;
-        ASSERT_TRUE(library.LoadFromSerializedProto(models[m]).ok());
-        std::mt19937 random(1);
-        for (int i = 0; i < 2000; i++) {
-            std::vector<int32_t> ids;
-            for (int n = random() % 8; n >= 0; n--) {
-                int32_t id = random() % tokenizer->vocab_size();
-                // The library goes on with the same text after a control id, and takes a first <0x20> for text: not compared.
-                if (tokenizer->piece(id).kind == PieceKind::control || tokenizer->piece(id).bytes == " ") { id = 0; }
-                ids.push_back(id);
-            }
-            ASSERT_EQ(tokenizer->decode(ids), library.DecodeIds(ids)) << "model " << m;
-        }
-    }
-}
-
-TEST_F(Data, ForeignTokenizersAreNamed) {
-    const std::vector<std::pair<std::string, std::string>> cases = {
-        {"", "empty"},
-        {"#version: 0.2\n", "GPT-2"},
-        {"{\"!\": 0}", "JSON"},
-        {"{\"added_tokens\": []}", "Hugging Face"},
-        {"IQ== 0\nIg== 1\n", "tiktoken"},
-        {"\xC8\xD7\x34\x01xxxx", "llm.c"},
-        {"hello", "unknown"},
-        {"\n\x03", "not a whole"},
-        {small_model().substr(0, 1000), "not a whole"},
-        {"version https://git-lfs.github.com/spec/v1\n", "LFS"},
-    };
-    for (const auto& [content, part] : cases) {
-        const std::string file = write_file("x", content), message = failure_of([&] { load_tokenizer(file); }).message;
-        EXPECT_SAYS(message, part);
-        EXPECT_SAYS(message, file);
-        EXPECT_SAYS(message, "HINT");
-    }
-    EXPECT_SAYS(failure_of([&] { load_tokenizer(folder_); }).message, "folder");
-}
-
-// Facts about Llama 2's own tokenizer; the file is not part of this repository.
-TEST(Llama2Tokenizer, KnownIds) {
-    const std::string file = "../shared/data/llama2-tokenizer/tokenizer.model";
-    if (!path_exists(file)) { GTEST_SKIP() << "no " << file; }
-    const auto tokenizer = load_tokenizer(file);
-    EXPECT_EQ(tokenizer->vocab_size(), 32000);
-    EXPECT_TRUE(tokenizer->encode("").empty());
-    EXPECT_EQ(tokenizer->encode(" "), (std::vector<int32_t>{259}));
-    EXPECT_EQ(tokenizer->encode("hello"), (std::vector<int32_t>{22172}));
-    const std::string text = read_text_file("../shared/data/tinyshakespeare/input.txt");
-    const std::vector<int32_t> ids = tokenizer->encode(text);
-    EXPECT_EQ(ids.size(), 368633u);
-    EXPECT_TRUE(tokenizer->decode(ids) == text);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
