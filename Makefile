@@ -1,6 +1,7 @@
 # make              ./train_gpt ./test_gpt ./tokenize: the CPU build
 # make test         builds and runs every test that needs no GPU; the last line is 'N passed, N failed'
 # make bench        speed against the named peers, as ratios measured in one run
+# make bench_loader build/bench_loader: tokens a second that the loader hands out
 # make demo         text to a trained model in a few minutes (scripts/quickstart.sh)
 # make clean
 #
@@ -37,7 +38,7 @@ endif
 DATA_OBJECTS := $(addprefix $(BUILD)/,tokenizer.o sentencepiece.o gpt2_bpe.o token_file.o megatron.o)
 OBJECTS := $(addprefix $(BUILD)/,ops.o comm_mpi.o launch.o flags.o) $(DATA_OBJECTS)
 
-.PHONY: all unit_tests test bench demo clean FORCE
+.PHONY: all unit_tests test bench bench_loader demo clean FORCE
 all: train_gpt test_gpt tokenize
 	@echo "train_gpt  trainer, generation, evaluation: CPU, GEMM $(GEMM), MPI $(MPI), fp32 and bf16"
 	@echo "test_gpt   goldens: ./test_gpt, or ./test_gpt --golden DIR --init-from HF_DIR --batch FILE.i32"
@@ -52,17 +53,20 @@ tokenize: $(BUILD)/tokenize.o $(DATA_OBJECTS)
 
 # Unit tests (GoogleTest). test_comm and test_launch have modes of their own for runs under mpirun, so each is a program.
 UNIT_TESTS := $(addprefix $(BUILD)/,unit_tests test_comm test_launch)
-$(BUILD)/unit_tests: $(patsubst %,$(BUILD)/test_%.o,model ops attention data token_file megatron tokenizer init checkpoint safetensors huggingface) $(OBJECTS)
+$(BUILD)/unit_tests: $(patsubst %,$(BUILD)/test_%.o,model ops attention data token_file megatron loader tokenizer init checkpoint safetensors huggingface) $(OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece_train -lsentencepiece -lxxhash -lsimdjson -lz -lzstd -lgtest -lgtest_main
 $(BUILD)/test_comm $(BUILD)/test_launch: %: %.o $(OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash -lgtest
 # Those that run ranks as threads: what the thread sanitizer watches.
-$(BUILD)/rank_tests: $(patsubst %,$(BUILD)/test_%.o,model checkpoint) $(OBJECTS)
+$(BUILD)/rank_tests: $(patsubst %,$(BUILD)/test_%.o,model checkpoint loader) $(OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash -lgtest -lgtest_main
 unit_tests: $(UNIT_TESTS)
 
 $(BUILD)/bench_ops: $(BUILD)/bench_ops.o $(OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash
+bench_loader: $(BUILD)/bench_loader
+$(BUILD)/bench_loader: $(BUILD)/bench_loader.o $(BUILD)/token_file.o $(BUILD)/megatron.o
+	$(CXX) $(LDFLAGS) $^ -o $@ -lxxhash
 
 test:
 	dev/test/run_tests.sh

@@ -20,6 +20,7 @@
 #include "llmc/launch.h"
 #include "llmc/logger.h"
 #include "llmc/ops.h"
+#include "llmc/read_ahead.h"
 #include "llmc/sampler.h"
 #include "llmc/schedule.h"
 #include "llmc/tensors.h"
@@ -708,10 +709,42 @@ struct Generator {
 // =====================================================================================================================
 // 6. The run
 
+// Windows that --steps draw.
+i64 windows_of_run(const Options& o) {
+    i64 windows;
+    return __builtin_mul_overflow(o.steps, o.global_batch, &windows) ? std::numeric_limits<i64>::max() : windows;
+}
+
 // From nats per token; not a number where the set does not know its bytes of text.
 double bits_per_byte(double loss, const DataLoader& set) {
     const double bytes = set.text_bytes_per_token();
     return bytes > 0 ? loss / M_LN2 / bytes : NAN;
+}
+
+// What --train asks for: Megatron's order depends on how many windows the run will draw.
+DataRequest train_request(const Options& o) {
+    DataRequest r = {o.train, o.seq, o.shape.vocab, (uint64_t)o.seed, WindowOrder::automatic, {}};
+    if (o.order != "auto") { r.order = o.order == "megatron" ? WindowOrder::megatron : WindowOrder::shuffled; }
+    r.split = {o.split, 0};
+    r.windows = windows_of_run(o);
+    r.cache = o.data_cache;
+    return r;
+}
+// Without --val, the second part of a split of --train's sets.
+std::optional<DataRequest> val_request(const Options& o) {
+    if (o.val.empty() && !DocumentSplit{o.split, 1}.names_documents()) { return {}; }
+    return DataRequest{o.val.empty() ? o.train : o.val, o.seq, o.shape.vocab, 0, WindowOrder::sequential, {o.split, 1}};
+}
+
+// Share, size and epochs of each source, for the log.
+json sources_record(const DataLoader& data) {
+    json sources = json::array();
+    for (size_t s = 0; s < data.sources().size(); s++) {
+        const DataSource& source = data.sources()[s];
+        sources.push_back({{"source", source.glob}, {"kind", source.kinds()}, {"share_wanted", source.weight}, {"tokens", source.tokens}, {"windows", source.windows()},
+                           {"windows_drawn", data.state().drawn[s]}, {"share_drawn", data.share_drawn(s)}, {"epochs", data.epochs(s)}});
+    }
+    return sources;
 }
 
 struct Volume {
@@ -766,11 +799,15 @@ json print_header(const Options& o, Trainer<X>& trainer, Ranks& ranks, Logger& l
                             (long long)o.steps));
     for (const auto& [key, set] : {std::pair{"train", train}, std::pair{"validation", val}}) {
         if (!set) { continue; }
-        for (const DataSource& s : set->sources()) {
-            row(key, format("%s: %s tokens in %zu shard%s, %lld windows, %lld tokens left over%s", s.glob.c_str(), human_count((double)s.tokens).c_str(), s.shards.size(),
-                            s.shards.size() == 1 ? "" : "s", (long long)s.windows(), (long long)s.left_over,
-                            set->sources().size() > 1 ? format(", share %.3f", s.weight).c_str() : ""));
+        for (const DataSource& source : set->sources()) {
+            std::string text = format("%s: %s, %s tokens in %zu file%s, %lld windows", source.glob.c_str(), source.kinds().c_str(), human_count((double)source.tokens).c_str(),
+                                      source.files.size(), source.files.size() == 1 ? "" : "s", (long long)source.windows());
+            if (!source.order) { text += format(", %lld tokens left over", (long long)source.left_over); }
+            if (set->sources().size() > 1 && set == train) { text += format(", share %.4f", source.weight); }
+            if (set == train) { text += format(", %.2f epochs in %lld steps", source.weight * (double)windows_of_run(o) / source.windows_per_epoch(o.seq), (long long)o.steps); }
+            row(key, text);
         }
+        if (set == train) { row("order", set->order_text()); }
     }
     log.line("%s", rule.c_str());
     return {{"parameters", all}, {"parameters_per_rank", here}, {"memory_bytes", families}, {"wire_bytes_per_step", volume.here}, {"wire_bytes_per_step_p1", volume.plain}};
@@ -816,7 +853,7 @@ json run_record(const Options& o, const Ranks& ranks, Run& run) {
 json run_state(const Options& o, const DataLoader& data, const Sampler& sampler, const SpikeFilter& losses, const SpikeFilter& norms, i64 updates, i64 tokens) {
     return {{"model", model_to_json(o.shape)}, {"tp", o.tp}, {"sync_factor", o.sync_factor}, {"private_scale", o.private_scale},
             {"vocab_rows_per_rank", vocab_rows_per_rank(o.shape, o.tp)}, {"options", json::parse(options_to_json(o))},
-            {"data", {{"position", data.state().position}, {"drawn", data.state().drawn}, {"identity", data.identity()}}},
+            {"data", {{"position", data.state().position}, {"drawn", data.state().drawn}, {"identity", data.identity()}, {"order", data.order_text()}}},
             {"sampler", sampler.state}, {"recent_losses", losses.values}, {"recent_norms", norms.values}, {"updates", updates}, {"tokens_seen", tokens}, {"tokens", token_rule(data)}};
 }
 
@@ -855,9 +892,15 @@ void restore(Trainer<X>& trainer, Checkpoint& checkpoint, DataLoader& data, Samp
     load_state(checkpoint, trainer.model.table, *trainer.ranks.tp, moments, trainer.run);
     const json& meta = checkpoint.meta();
     const uint64_t identity = meta.at("data").at("identity");
+    const std::string order = meta.at("data").at("order");
     if (identity != data.identity()) {
-        usage_error("--train '%s' is not the data of the checkpoint: other shards, --seq, --seed or weights\nHINT: pass the same; a new run on other data starts with --init-from or anew",
+        usage_error("--train '%s' is not the data of the checkpoint: other shards, --seq, --seed, --split or weights\nHINT: pass the same; a new run on other data starts with --init-from or anew",
                     o.train.c_str());
+    }
+    if (order != data.order_text()) {
+        usage_error("the order of --train would change: the checkpoint's is %s; --order %s and --steps %lld give %s\nHINT: Megatron shuffles all epochs of a run together, so that their number is part of "
+                    "the order: the run was started with --order %s --steps %s", order.c_str(), o.order.c_str(), (long long)o.steps, data.order_text().c_str(),
+                    meta.at("options").at("order").get<std::string>().c_str(), meta.at("options").at("steps").dump().c_str());
     }
     data.set_state({meta.at("data").at("position"), meta.at("data").at("drawn")});
     sampler.state = meta.at("sampler");
@@ -866,8 +909,13 @@ void restore(Trainer<X>& trainer, Checkpoint& checkpoint, DataLoader& data, Samp
     trainer.updates = meta.at("updates"), tokens = meta.at("tokens_seen");
 }
 
+// The data of this process, which its ranks share.
+struct DataSets {
+    SharedLoader train, val;
+};
+
 template <typename X>
-int train(const Options& o, Ranks& ranks, Run& run) {
+int train(const Options& o, Ranks& ranks, Run& run, DataSets& sets) {
     const bool speaks = ranks.world->rank == 0;
     const i64 D = ranks.dp->size, local = o.global_batch / std::max<i64>(D, 1);
     if (o.global_batch % (o.micro_batch * D) != 0) {
@@ -882,8 +930,8 @@ int train(const Options& o, Ranks& ranks, Run& run) {
     Logger log(speaks);
     Trainer<X> trainer(o, ranks, run, true);
     std::optional<DataLoader> data, val;
-    if (!o.train.empty() && !o.dry_run) { data.emplace(o.train, o.seq, o.shape.vocab, o.seed, WindowOrder::shuffled); }
-    if (!o.val.empty() && !o.dry_run) { val.emplace(o.val, o.seq, o.shape.vocab, o.seed, WindowOrder::sequential); }
+    if (!o.train.empty() && !o.dry_run) { data = sets.train.open(train_request(o)); }
+    if (const auto request = val_request(o); request && !o.dry_run) { val = sets.val.open(*request); }
     const json rule = data ? token_rule(*data) : json();
     if (val) { check_same_tokenizer(*val, rule, "--val", o.val); }
     std::optional<TextRule> text;
@@ -897,6 +945,7 @@ int train(const Options& o, Ranks& ranks, Run& run) {
     if (!resumed.empty()) { checkpoint.emplace(resumed); }
     check_ranks_agree(ranks, "the newest checkpoint in --out", checkpoint ? checkpoint->step() : -1);
     check_ranks_agree(ranks, "the number format (0 fp32, 1 bf16)", (i64)dtype_of<X>);
+    check_ranks_agree(ranks, "the fingerprint of --train's files", (i64)data->identity());
     check_memory(trainer.families(), ranks);
     std::optional<FolderLock> lock;
     if (!o.out.empty() && speaks) { prepare_folder(o.out), lock.emplace(lock_folder(o.out)); }
@@ -904,6 +953,7 @@ int train(const Options& o, Ranks& ranks, Run& run) {
     json record = run_record(o, ranks, run);
     record["resumed_from"] = resumed.empty() ? json() : json(resumed);
     record.update(facts);
+    record["data"] = {{"order", data->order_text()}, {"train", sources_record(*data)}};
     log.record(record);
     trainer.allocate();
 
@@ -947,12 +997,30 @@ int train(const Options& o, Ranks& ranks, Run& run) {
         log.line("step %lld | sample: %s%s", (long long)step, o.prompt.c_str(), out.c_str());
         log.record({{"kind", "sample"}, {"step", step}, {"text", o.prompt + out}});
     };
+    ReadAhead<DataLoader> windows(std::move(*data), windows_of_run(o));
     auto save = [&](i64 step) {
         if (o.out.empty()) { return; }
         const double begin = now_seconds();
-        const std::string path = save_checkpoint(o.out, run_state(o, *data, sampler, trainer.loss_filter, trainer.norm_filter, trainer.updates, tokens), step, state_views(trainer), ranks, o.keep, run);
+        const std::string path = save_checkpoint(o.out, run_state(o, windows.loader(), sampler, trainer.loss_filter, trainer.norm_filter, trainer.updates, tokens), step, state_views(trainer), ranks, o.keep, run);
         log.line("step %lld | checkpoint '%s' (%.1f s)", (long long)step, path.c_str(), now_seconds() - begin);
         log.record({{"kind", "checkpoint"}, {"step", step}, {"path", path}});
+    };
+    // A source that repeats is said when it does.
+    auto report_epochs = [&](i64 step, const StreamState& before) {
+        for (size_t s = 0; s < windows.loader().sources().size(); s++) {
+            const i64 epoch = windows.loader().epochs_begun(s, windows.loader().state());
+            if (epoch < 2 || epoch == windows.loader().epochs_begun(s, before)) { continue; }
+            const std::string& glob = windows.loader().sources()[s].glob;
+            log.line("step %lld | source %s begins its epoch %lld", (long long)step, glob.c_str(), (long long)epoch);
+            log.record({{"kind", "epoch"}, {"step", step}, {"source", glob}, {"epoch", epoch}});
+        }
+    };
+    auto report_shares = [&](i64 step) {
+        const DataLoader& drawn = windows.loader();
+        for (size_t s = 0; s < drawn.sources().size(); s++) {
+            log.line("source %s: share %.4f wanted, %.4f drawn; %.2f epochs", drawn.sources()[s].glob.c_str(), drawn.sources()[s].weight, drawn.share_drawn(s), drawn.epochs(s));
+        }
+        log.record({{"kind", "data"}, {"step", step}, {"sources", sources_record(drawn)}});
     };
     auto every = [](i64 period, i64 step) { return period > 0 && step % period == 0; };
 
@@ -962,13 +1030,13 @@ int train(const Options& o, Ranks& ranks, Run& run) {
         if (o.steps == 0) { save(0); }  // an imported model as a checkpoint
     }
     catch_stop_signals();
-    std::vector<int32_t> windows(local * (o.seq + 1));
     std::deque<double> recent;
     for (i64 t = start + 1; t <= o.steps; t++) {
         const CommStats before = all_stats(ranks);
         const double begin = now_seconds();
-        data->next(o.global_batch, ranks.dp->rank * local, (ranks.dp->rank + 1) * local, windows.data());
-        const StepResult result = trainer.step(windows.data(), t);
+        const StreamState drawn = windows.loader().state();
+        const int32_t* batch = windows.next(o.global_batch, ranks.dp->rank * local, (ranks.dp->rank + 1) * local);
+        const StepResult result = trainer.step(batch, t);
         const double seconds = now_seconds() - begin, rate = (double)(o.global_batch * o.seq) / seconds;
         tokens += o.global_batch * o.seq;
         recent.push_back(seconds);
@@ -979,9 +1047,10 @@ int train(const Options& o, Ranks& ranks, Run& run) {
                  result.grad_norm, learning_rate(o, t), human_count(rate).c_str(), 100 * sent["comm_exposed_seconds"].get<double>() / seconds, human_duration(left).c_str(),
                  result.skipped ? " | spike: update skipped" : "");
         json step_record = {{"kind", "step"}, {"step", t}, {"loss", result.loss}, {"grad_norm", result.grad_norm}, {"lr", learning_rate(o, t)}, {"tokens", tokens},
-                            {"seconds", seconds}, {"tokens_per_second", rate}, {"skipped", result.skipped}};
+                            {"seconds", seconds}, {"tokens_per_second", rate}, {"data_wait_seconds", windows.waited()}, {"skipped", result.skipped}};
         step_record.update(sent);
         log.record(step_record);
+        report_epochs(t, drawn);
         check(std::isfinite(result.loss) && std::isfinite(result.grad_norm), "step %lld: the loss is %g and the gradient norm %g; stopped before the weights changed\nHINT: lower --lr, raise --warmup",
               (long long)t, result.loss, result.grad_norm);
 
@@ -995,16 +1064,12 @@ int train(const Options& o, Ranks& ranks, Run& run) {
         if (!signal && text && (every(o.sample_every, t) || t == o.steps)) { write_sample(t); }
         if (every(o.save_every, t) || t == o.steps || signal) { save(t); }
         if (signal) {
+            report_shares(t);
             log.line("stopped by signal %d after step %lld%s", signal, (long long)t, o.out.empty() ? "; nothing saved, --out is not set" : ", saved");
             return 128 + signal;
         }
     }
-    if (data->sources().size() > 1) {
-        for (size_t s = 0; s < data->sources().size(); s++) {
-            log.line("source %s: %.4f of the windows drawn, %.2f epochs", data->sources()[s].glob.c_str(), (double)data->state().drawn[s] / (double)std::max<i64>(data->state().position, 1),
-                     data->epochs(s));
-        }
-    }
+    report_shares(o.steps);
     return EXIT_OK;
 }
 
@@ -1094,15 +1159,17 @@ int run_ranks(const Options& options) {
         PlannedComm world(0, (int)std::min<i64>((i64)options.tp * D, INT32_MAX)), tp(0, options.tp), dp(0, D);
         Ranks ranks = {&world, &tp, &dp, 1};
         Run run(1);
-        return options.dtype == "bf16" ? train<bf16>(options, ranks, run) : train<float>(options, ranks, run);
+        DataSets none;
+        return options.dtype == "bf16" ? train<bf16>(options, ranks, run, none) : train<float>(options, ranks, run, none);
     }
+    DataSets sets;
     return launch(options.tp, options.dp, [&](Ranks& ranks) {
         Options o = options;
         o.dp = ranks.dp->size;
         Run run = make_run(o.threads, ranks.ranks_on_host);
         run.poll = [&ranks] { ranks.poll(); };
-        if (o.dtype == "bf16") { return o.uses_a_model() ? use<bf16>(o, ranks, run) : train<bf16>(o, ranks, run); }
-        return o.uses_a_model() ? use<float>(o, ranks, run) : train<float>(o, ranks, run);
+        if (o.dtype == "bf16") { return o.uses_a_model() ? use<bf16>(o, ranks, run) : train<bf16>(o, ranks, run, sets); }
+        return o.uses_a_model() ? use<float>(o, ranks, run) : train<float>(o, ranks, run, sets);
     });
 }
 

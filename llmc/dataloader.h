@@ -2,15 +2,14 @@
 // micro-batches or interruptions. Nothing is scanned and no index is kept: an epoch's order is a permutation that is computed.
 #pragma once
 
-#include <glob.h>
 #include <xxhash.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
+#include <mutex>
 
-#include "llmc/blend.h"
-#include "llmc/token_file.h"
+#include "llmc/data_spec.h"
+#include "llmc/megatron.h"
 
 // ---------------------------------------------------------------------------------------------------------------
 // The order of an epoch
@@ -55,93 +54,51 @@ private:
 };
 
 // ---------------------------------------------------------------------------------------------------------------
-// SPEC: a glob, or WEIGHT:GLOB,WEIGHT:GLOB,... to mix
+// One source: the files of one glob, and their windows
 
-struct WeightedGlob {
-    double weight;
-    std::string glob;
+// The tokens [first_token, first_token + tokens) of a file: all, or those of some of a Megatron set's documents.
+struct SourceFile {
+    std::shared_ptr<const TokenFile> file;
+    Range documents;  // of a Megatron set
+    i64 first_token, tokens, windows, stride;
 };
-
-inline std::string without_spaces_around(const std::string& text) {
-    const size_t begin = std::min(text.find_first_not_of(' '), text.size());
-    return text.substr(begin, text.find_last_not_of(' ') + 1 - begin);
-}
-
-// It is a mix if a number stands before its first ':'. Write ./0.5:x for a file of that name, and ? for a comma in a mixed path.
-inline std::vector<WeightedGlob> parse_data_spec(const std::string& spec) {
-    if (spec.empty()) { usage_error("no data given\nHINT: pass a pattern of shards, such as 'data/bible_0*.bin'"); }
-    constexpr double MAX_WEIGHT = 1e100;  // their sum must stay finite
-    const std::string before_colon = without_spaces_around(spec.substr(0, spec.find(':')));
-    const bool is_mix = spec.find(':') != std::string::npos && before_colon.find('/') == std::string::npos && !before_colon.empty() &&
-                        std::string_view("0123456789.+-").find(before_colon[0]) != std::string_view::npos;
-    if (!is_mix) { return {{1.0, spec}}; }
-    std::vector<WeightedGlob> parts;
-    for (size_t begin = 0; begin <= spec.size();) {
-        const size_t end = std::min(spec.find(',', begin), spec.size());
-        const std::string part = without_spaces_around(spec.substr(begin, end - begin));
-        const size_t colon = std::min(part.find(':'), part.size());
-        const std::string number = without_spaces_around(part.substr(0, colon));
-        const std::string glob = without_spaces_around(part.substr(std::min(colon + 1, part.size())));
-        double weight = 0;
-        // from_chars, not strtod: a decimal comma in the locale must not change what 0.5 means.
-        const auto [rest, error] = std::from_chars(number.data(), number.data() + number.size(), weight);
-        if (error != std::errc() || rest != number.data() + number.size() || !(weight > 0 && weight <= MAX_WEIGHT) || glob.empty()) {
-            usage_error(
-                "data '%s': found '%s', wanted WEIGHT:GLOB with a weight above 0, at most %g\nHINT: a mix looks like "
-                "'0.7:web/*.bin,0.3:code/*.bin'",
-                spec.c_str(), part.c_str(), MAX_WEIGHT);
-        }
-        parts.push_back({weight, glob});
-        begin = end + 1;
-    }
-    std::vector<double> weights;
-    for (const WeightedGlob& p : parts) { weights.push_back(p.weight); }
-    weights = normalized(weights);
-    for (size_t i = 0; i < parts.size(); i++) { parts[i].weight = weights[i]; }
-    return parts;
-}
-
-inline bool is_no_such_file(int error) { return error == ENOENT || error == ENOTDIR; }
-
-// Sorted by bytes, so that every rank and every locale sees the same order.
-inline std::vector<std::string> expand_glob(const std::string& pattern) {
-    errno = 0;
-    if (path_exists(pattern)) { return {pattern}; }  // also when the name itself holds a '*' or a '['
-    const int stat_error = errno;
-    // A folder that cannot be listed hides its shards: no reason to go on without them.
-    thread_local std::string unlisted;
-    unlisted.clear();
-    auto note = [](const char* folder, int error) {
-        if (!is_no_such_file(error)) { unlisted = format("cannot list the folder '%s': %s", folder, strerror(error)); }
-        return 0;
-    };
-    glob_t found = {};
-    const int status = glob(pattern.c_str(), GLOB_BRACE | GLOB_TILDE | GLOB_NOSORT, note, &found);
-    std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-    globfree(&found);
-    check(unlisted.empty(), "data '%s': %s", pattern.c_str(), unlisted.c_str());
-    check(status == 0 || status == GLOB_NOMATCH, "cannot list files that match '%s'", pattern.c_str());
-    check(!paths.empty() || is_no_such_file(stat_error), "data '%s': %s", pattern.c_str(), strerror(stat_error));
-    if (paths.empty()) {
-        usage_error("no file matches '%s'\nHINT: quote the pattern; a relative one starts from the current folder", pattern.c_str());
-    }
-    std::sort(paths.begin(), paths.end());
-    return paths;
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// One source: the shards of one glob, and their windows
 
 struct DataSource {
     std::string glob;
     double weight;  // of all sources, adds to 1
-    std::vector<std::shared_ptr<const TokenFile>> shards;
-    std::vector<i64> first_window;  // of each shard; one more entry: all windows
+    std::vector<SourceFile> files;
+    std::vector<i64> first_window;  // of each file; one more entry: all windows
     i64 tokens = 0, left_over = 0;  // left_over: tokens that are in no window
     std::optional<TokenSetInfo> info;
-    double text_bytes_per_token = 0;  // 0: not known
+    double text_bytes_per_token = 0;             // 0: not known
+    std::shared_ptr<const MegatronOrder> order;  // its own order instead of windows; they are samples then
 
-    i64 windows() const { return first_window.back(); }
+    i64 windows() const { return order ? order->samples() : first_window.back(); }
+    // In Megatron's order an epoch need not end with a window.
+    double windows_per_epoch(i64 S) const { return order ? (double)order->tokens_per_epoch() / (double)S : (double)windows(); }
+    // "llm.c shard of uint16": each kind of file that is there, once.
+    std::string kinds() const {
+        std::vector<std::string> seen;
+        for (const SourceFile& f : files) {
+            const TokenFileKind kind = f.file->kind();
+            const char* name = kind == TokenFileKind::llmc     ? "llm.c shard"
+                               : kind == TokenFileKind::packed ? "lit-gpt packed shard"
+                                                               : "Megatron set";
+            seen.push_back(format("%s of %s", name, id_type_name(f.file->id_type())));
+        }
+        std::sort(seen.begin(), seen.end());
+        seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
+        std::string text;
+        for (const std::string& kind : seen) { text += (text.empty() ? "" : " and ") + kind; }
+        return text;
+    }
+};
+
+// Megatron's split of its sets by documents, such as "969,30,1", and which part of it is meant: 0 training, 1 validation.
+struct DocumentSplit {
+    std::string text = {};  // empty: all documents
+    int part = 0;
+    bool names_documents() const { return !text.empty() && megatron_split(text, part, (i64)1 << 40).size() > 0; }
 };
 
 // A pattern such as x_*.bin takes x_val_000000.bin along with x_000000.bin: training on the validation set, unseen.
@@ -164,11 +121,12 @@ inline void read_side_files(DataSource& source) {
     std::vector<std::string> seen;
     i64 tokens = 0, text_bytes = 0;
     bool complete = true;
-    for (const auto& shard : source.shards) {
-        const std::string prefix = shard_prefix(shard->path());
+    for (const SourceFile& f : source.files) {
+        const std::string& path = f.file->path();
+        const std::string prefix = shard_prefix(path);
         if (std::find(seen.begin(), seen.end(), prefix) != seen.end()) { continue; }
         seen.push_back(prefix);
-        const std::optional<SideFile> side = find_side_file(shard->path(), shard->tokens());
+        const std::optional<SideFile> side = prefix.empty() ? std::nullopt : find_side_file(path, f.file->tokens());
         complete = complete && side;
         if (!side) { continue; }
         if (source.info && source.info->tokenizer_hash != side->info.tokenizer_hash) {
@@ -185,32 +143,69 @@ inline void read_side_files(DataSource& source) {
     if (complete && tokens > 0) { source.text_bytes_per_token = (double)text_bytes / (double)tokens; }
 }
 
-inline DataSource open_source(const WeightedGlob& part, i64 S) {
+// The part of a file that is used: all of it, or, where a split is given, that part of a Megatron set's documents.
+inline SourceFile open_source_file(const std::string& path, i64 S, const DocumentSplit& split) {
+    SourceFile f = {std::make_shared<TokenFile>(path), {0, 0}, 0, 0, 0, 0};
+    f.stride = f.file->window_begin(1, S);
+    const MegatronIndex* index = f.file->megatron();
+    if (index == nullptr) {
+        if (!split.text.empty()) {
+            usage_error(
+                "--split is '%s', but '%s' is no Megatron set: %s\nHINT: --split divides the documents of Megatron sets; give other data a "
+                "--val of its own",
+                split.text.c_str(), path.c_str(), f.file->describe().c_str());
+        }
+        f.tokens = f.file->tokens();
+        f.windows = f.file->windows(S);
+        return f;
+    }
+    f.documents = split.text.empty() ? Range{0, index->sequences()} : megatron_split(split.text, split.part, index->sequences());
+    f.first_token = index->lengths(0, f.documents.begin).tokens;
+    f.tokens = index->lengths(f.documents.begin, f.documents.end).tokens;
+    f.windows = std::max<i64>(f.tokens - 1, 0) / S;
+    return f;
+}
+
+inline DataSource open_source(const WeightedGlob& part, i64 S, const DocumentSplit& split) {
     DataSource source;
     source.glob = part.glob;
     source.weight = part.weight;
-    const std::vector<std::string> paths = expand_glob(part.glob);
+    const std::vector<std::string> paths = find_token_files(part.glob);
     check_not_train_and_val(part.glob, paths);
     source.first_window = {0};
     for (const std::string& path : paths) {
-        source.shards.push_back(std::make_shared<TokenFile>(path));
-        const TokenFile& file = *source.shards.back();
-        const i64 windows = file.windows(S);
-        source.first_window.push_back(source.first_window.back() + windows);
-        source.tokens += file.tokens();
-        source.left_over += file.tokens() - (windows > 0 ? file.window_begin(windows - 1, S) + S + 1 : 0);
+        source.files.push_back(open_source_file(path, S, split));
+        const SourceFile& f = source.files.back();
+        source.first_window.push_back(source.first_window.back() + f.windows);
+        source.tokens += f.tokens;
+        source.left_over += f.tokens - (f.windows > 0 ? (f.windows - 1) * f.stride + S + 1 : 0);
     }
     check(source.windows() > 0,
           "data '%s' is too short: a window needs %lld tokens (sequence + 1) in one shard; found %lld tokens in %zu shard(s)\nHINT: "
           "shorten --seq, or add data",
-          part.glob.c_str(), (long long)(S + 1), (long long)source.tokens, source.shards.size());
+          part.glob.c_str(), (long long)(S + 1), (long long)source.tokens, source.files.size());
     read_side_files(source);
     return source;
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 
-enum class WindowOrder { sequential, shuffled };
+enum class WindowOrder {
+    sequential,  // as they lie
+    shuffled,    // every window once an epoch, each epoch shuffled anew
+    megatron,    // the samples of Megatron's GPTDataset, in its order
+    automatic,   // megatron where every source is one Megatron set, else shuffled
+};
+
+struct DataRequest {
+    std::string spec;
+    i64 S, vocab;
+    uint64_t seed;
+    WindowOrder order;
+    DocumentSplit split = {};
+    i64 windows = 0;         // that the run will draw: Megatron's order depends on it
+    std::string cache = {};  // folder for the indices of Megatron's order; empty: they are made in memory
+};
 
 // Where a stream stands: all that a checkpoint needs to go on as if there had been no break.
 struct StreamState {
@@ -219,22 +214,29 @@ struct StreamState {
     bool operator==(const StreamState&) const = default;
 };
 
-// Cheap to copy: the copies (one for each rank of a process) share the open shards, each has its own position.
+// Cheap to copy: the copies (one for each rank of a process, one to read ahead) share the open files, each has its own position.
 class DataLoader {
 public:
     DataLoader(const std::string& spec, i64 S, i64 vocab, uint64_t seed, WindowOrder order)
-        : S_(S), vocab_(vocab), seed_(seed), order_(order) {
-        if (S < 1) { usage_error("data: windows of %lld tokens, wanted 1 or more\nHINT: --seq", (long long)S); }
-        for (const WeightedGlob& part : parse_data_spec(spec)) { sources_.push_back(open_source(part, S)); }
-        for (const DataSource& s : sources_) {
-            check_same_tokenizer(s);
-            weights_.push_back(s.weight);
-        }
-        weights_ = normalized(weights_);
-        state_.drawn.assign(sources_.size(), 0);
+        : DataLoader(DataRequest{spec, S, vocab, seed, order}) {}
+    explicit DataLoader(const DataRequest& r) : S_(r.S), vocab_(r.vocab), seed_(r.seed), order_(r.order) {
+        if (S_ < 1) { usage_error("data: windows of %lld tokens, wanted 1 or more\nHINT: --seq", (long long)S_); }
+        const DataSpec spec = parse_data_spec(r.spec);
+        std::vector<DataSource> sources;
+        for (const WeightedGlob& part : spec.parts) { sources.push_back(open_source(part, S_, r.split)); }
+        std::vector<double> shares;
+        for (const DataSource& s : sources) { shares.push_back(s.weight); }
+        choose_order(sources);
+        if (order_ == WindowOrder::megatron) { put_in_megatrons_order(sources, r, spec.is_mix ? shares : std::vector<double>()); }
+        state_.drawn.assign(sources.size(), 0);
+        epoch_orders_.resize(sources.size());
+        shares_ = std::make_shared<const std::vector<double>>(normalized(shares));
+        sources_ = std::make_shared<const std::vector<DataSource>>(std::move(sources));
+        for (const DataSource& s : *sources_) { check_same_tokenizer(s); }
     }
 
-    const std::vector<DataSource>& sources() const { return sources_; }
+    const std::vector<DataSource>& sources() const { return *sources_; }
+    WindowOrder order() const { return order_; }
     i64 seq() const { return S_; }
     i64 windows() const {
         return sum([](const DataSource& s) { return s.windows(); });
@@ -249,9 +251,9 @@ public:
     // Bytes of text that a token of the stream stands for: loss / ln(2) / this = bits per byte. 0: not known.
     double text_bytes_per_token() const {
         double bytes = 0, weights = 0;
-        for (const DataSource& s : sources_) {
+        for (const DataSource& s : sources()) {
             if (!(s.text_bytes_per_token > 0)) { return 0; }
-            const double weight = order_ == WindowOrder::shuffled ? s.weight : (double)s.windows();
+            const double weight = order_ == WindowOrder::sequential ? (double)s.windows() : s.weight;
             bytes += weight * s.text_bytes_per_token;
             weights += weight;
         }
@@ -260,32 +262,45 @@ public:
 
     // The tokenizer and the rule for BOS and EOS, as ./tokenize noted them; nothing if no source has a side file.
     std::optional<TokenSetInfo> token_set() const {
-        for (const DataSource& s : sources_) {
+        for (const DataSource& s : sources()) {
             if (s.info) { return s.info; }
         }
         return {};
     }
 
-    // Changes when the stream would: names, sizes, order and fingerprints of the shards, their tokenizer, S, weights, seed. Not the
-    // folder: data may be moved.
+    // Changes when the stream would, but for what order_text() says: names, sizes, order and fingerprints of the files, the documents
+    // used, their tokenizer, S, weights, seed, which order. Not the folder: data may be moved.
     uint64_t identity() const {
         std::string text = format("S %lld seed %llu order %d\n", (long long)S_, (unsigned long long)seed_, (int)order_);
-        for (const DataSource& s : sources_) {
+        for (const DataSource& s : sources()) {
             uint64_t weight_bits;
             memcpy(&weight_bits, &s.weight, sizeof weight_bits);
             text += format("source %llx %s\n", (unsigned long long)weight_bits, s.info ? s.info->tokenizer_hash.c_str() : "");
-            for (const auto& shard : s.shards) {
-                text += format("%s %lld %llx\n", base_name(shard->path()).c_str(), (long long)shard->tokens(),
-                               (unsigned long long)shard->fingerprint());
+            for (const SourceFile& f : s.files) {
+                text += format("%s %lld %lld %llx\n", base_name(f.file->path()).c_str(), (long long)f.first_token, (long long)f.tokens,
+                               (unsigned long long)f.file->fingerprint());
             }
         }
         return XXH3_64bits(text.data(), text.size());
+    }
+    // The order in words. In Megatron's order the number of epochs, which follows from how many windows the run draws, is part of it: so
+    // a run may be lengthened as long as this stays the same.
+    std::string order_text() const {
+        if (order_ == WindowOrder::sequential) { return "as the data lies"; }
+        if (order_ == WindowOrder::shuffled) { return "windows, each once an epoch, every epoch shuffled anew"; }
+        std::string text;
+        for (const DataSource& s : sources()) {
+            const i64 together = s.order->epochs() - s.order->separate_final_epoch();
+            text += format("%s%lld epoch%s shuffled together%s", text.empty() ? "Megatron's samples: " : "; ", (long long)together,
+                           together == 1 ? "" : "s", s.order->separate_final_epoch() ? ", then 1 apart" : "");
+        }
+        return text;
     }
 
     const StreamState& state() const { return state_; }
     void set_state(const StreamState& state) {
         i64 total = 0;
-        bool valid = state.position >= 0 && state.drawn.size() == sources_.size();
+        bool valid = state.position >= 0 && state.drawn.size() == sources().size();
         for (const i64 drawn : state.drawn) {
             valid = valid && drawn >= 0;
             total += drawn;
@@ -293,11 +308,17 @@ public:
         check(
             valid && total == state.position,
             "data position %lld with %zu source(s) does not fit data of %zu source(s)\nHINT: resume with the data the run was started with",
-            (long long)state.position, state.drawn.size(), sources_.size());
+            (long long)state.position, state.drawn.size(), sources().size());
         state_ = state;
     }
     // How often a source has been gone through, as a number such as 1.25.
-    double epochs(size_t source) const { return (double)state_.drawn[source] / (double)sources_[source].windows(); }
+    double epochs(size_t source) const { return (double)state_.drawn[source] / sources()[source].windows_per_epoch(S_); }
+    // The epoch from which its latest window came, from 1 on; 0 before the first.
+    i64 epochs_begun(size_t source, const StreamState& state) const {
+        const DataSource& s = sources()[source];
+        return s.order ? ceil_div(state.drawn[source] * S_, s.order->tokens_per_epoch()) : ceil_div(state.drawn[source], s.windows());
+    }
+    double share_drawn(size_t source) const { return (double)state_.drawn[source] / (double)std::max<i64>(state_.position, 1); }
 
     // The next `count` windows of the stream are one global batch. Every caller advances by all of it, and reads its own part of it:
     // windows [begin, end) as (end - begin, S + 1) ids.
@@ -305,28 +326,60 @@ public:
         check(0 <= begin && begin <= end && end <= count, "windows [%lld, %lld) of a batch of %lld", (long long)begin, (long long)end,
               (long long)count);
         for (i64 i = 0; i < count; i++) {
-            const size_t source = next_source(weights_, state_.drawn, state_.position);
+            const size_t source = next_source(*shares_, state_.drawn, state_.position);
             const i64 index = state_.drawn[source]++;
             state_.position++;
-            if (i >= begin && i < end) { read_window(sources_[source], in_order(source, index), windows + (i - begin) * (S_ + 1)); }
+            if (i >= begin && i < end) { read_in_order(source, index, windows + (i - begin) * (S_ + 1)); }
         }
     }
 
-    // Window `index` of windows(), source by source and shard by shard, without shuffling or weights: for validation. Does not move the
+    // Window `index` of windows(), source by source and file by file, without shuffling or weights: for validation. Does not move the
     // stream.
     void read_sequential(i64 index, int32_t* window) const {
         check(index >= 0 && index < windows(), "window %lld of %lld", (long long)index, (long long)windows());
         size_t source = 0;
-        while (index >= sources_[source].windows()) { index -= sources_[source++].windows(); }
-        read_window(sources_[source], index, window);
+        while (index >= sources()[source].windows()) { index -= sources()[source++].windows(); }
+        read_window(sources()[source], index, window);
     }
 
 private:
     template <typename Function>
     i64 sum(Function value) const {
         i64 total = 0;
-        for (const DataSource& s : sources_) { total += value(s); }
+        for (const DataSource& s : sources()) { total += value(s); }
         return total;
+    }
+
+    void choose_order(const std::vector<DataSource>& sources) {
+        const bool asked = order_ == WindowOrder::megatron;
+        if (!asked && order_ != WindowOrder::automatic) { return; }
+        order_ = WindowOrder::megatron;
+        for (const DataSource& s : sources) {
+            if (s.files.size() == 1 && s.files[0].file->megatron() != nullptr) { continue; }
+            if (asked) {
+                usage_error(
+                    "--order megatron: '%s' is %zu file(s): %s\nHINT: it needs one Megatron set for each source; give several a weight "
+                    "each, "
+                    "or take --order windows",
+                    s.glob.c_str(), s.files.size(), s.kinds().c_str());
+            }
+            order_ = WindowOrder::shuffled;
+            return;
+        }
+    }
+
+    // Of a mix each source is asked for its share of the run's windows, and a little more, as Megatron's blending does.
+    void put_in_megatrons_order(std::vector<DataSource>& sources, const DataRequest& r, const std::vector<double>& shares) const {
+        constexpr i64 MAX_WINDOWS = (i64)1 << 50;
+        check(r.windows <= MAX_WINDOWS, "Megatron's order of %lld windows: wanted at most %lld\nHINT: fewer --steps, or --order windows",
+              (long long)r.windows, (long long)MAX_WINDOWS);
+        const i64 windows = std::max<i64>(r.windows, 1);
+        const std::vector<i64> requests = shares.empty() ? std::vector<i64>{windows} : blend_requests(windows, shares);
+        for (size_t i = 0; i < sources.size(); i++) {
+            const SourceFile& f = sources[i].files[0];
+            sources[i].order = std::make_shared<const MegatronOrder>(f.file, f.documents, S_, requests[i], (i64)seed_, r.cache);
+            sources[i].left_over = 0;
+        }
     }
 
     void check_same_tokenizer(const DataSource& source) const {
@@ -340,24 +393,53 @@ private:
         }
     }
 
-    // The `index`-th window of a source's endless stream: epoch after epoch, each in its own order.
-    i64 in_order(size_t source, i64 index) const {
-        const i64 n = sources_[source].windows(), epoch = index / n;
-        if (order_ == WindowOrder::sequential) { return index % n; }
-        return Permutation(n, mix64(mix64(mix64(seed_) ^ source) ^ epoch))(index % n);
+    // The `index`-th window of a source's endless stream: epoch after epoch, each in its own order. Megatron's ends with its samples.
+    void read_in_order(size_t source, i64 index, int32_t* out) {
+        const DataSource& s = sources()[source];
+        if (s.order) {
+            check(index < s.order->samples(),
+                  "data '%s': sample %lld of %lld\nHINT: Megatron's order is made for --steps; it does not go on after them",
+                  s.glob.c_str(), (long long)index, (long long)s.order->samples());
+            s.order->read(index, vocab_, out);
+            return;
+        }
+        const i64 n = s.windows(), epoch = index / n;
+        if (order_ == WindowOrder::sequential) { return read_window(s, index % n, out); }
+        std::optional<EpochOrder>& now = epoch_orders_[source];
+        if (!now || now->epoch != epoch) { now.emplace(epoch, Permutation(n, mix64(mix64(mix64(seed_) ^ source) ^ epoch))); }
+        read_window(s, now->permutation(index % n), out);
     }
 
     void read_window(const DataSource& source, i64 window, int32_t* out) const {
         const auto after = std::upper_bound(source.first_window.begin(), source.first_window.end(), window);
-        const i64 shard = after - source.first_window.begin() - 1;
-        const TokenFile& file = *source.shards[shard];
-        file.read(file.window_begin(window - source.first_window[shard], S_), S_ + 1, vocab_, out);
+        const i64 i = after - source.first_window.begin() - 1;
+        const SourceFile& f = source.files[i];
+        f.file->read(f.first_token + (window - source.first_window[i]) * f.stride, S_ + 1, vocab_, out);
     }
 
     i64 S_, vocab_;
     uint64_t seed_;
     WindowOrder order_;
-    std::vector<DataSource> sources_;
-    std::vector<double> weights_;
+    std::shared_ptr<const std::vector<double>> shares_;
+    std::shared_ptr<const std::vector<DataSource>> sources_;
     StreamState state_;
+    struct EpochOrder {
+        i64 epoch;
+        Permutation permutation;
+    };
+    std::vector<std::optional<EpochOrder>> epoch_orders_;  // of each source: where it was last
+};
+
+// A loader that the first of this process's ranks to ask opens, and all others copy: an index of Megatron's order can be large.
+class SharedLoader {
+public:
+    DataLoader open(const DataRequest& request) {
+        const std::lock_guard lock(mutex_);
+        if (!loader_) { loader_.emplace(request); }
+        return *loader_;
+    }
+
+private:
+    std::mutex mutex_;
+    std::optional<DataLoader> loader_;
 };

@@ -129,8 +129,8 @@ void note_ineffective(const Options& o, const std::function<bool(const char*)>& 
     auto note = [&](bool idle, const char* flag, const char* why) {
         if (idle && given(flag)) { fprintf(stderr, "note: %s has no effect: %s\n", flag, why); }
     };
-    note(o.val.empty(), "--val-every", "there is no --val");
-    note(o.val.empty(), "--val-batches", "there is no --val");
+    note(o.val.empty() && o.split.empty(), "--val-every", "there is no --val");
+    note(o.val.empty() && o.split.empty(), "--val-batches", "there is no --val");
     note(o.schedule != "wsd", "--wsd-decay", "it belongs to --schedule wsd");
     note(o.schedule == "wsd" || o.schedule == "constant", "--decay-steps", "it belongs to --schedule cosine or linear");
     note(o.schedule == "constant", "--min-lr", "--schedule constant has no floor");
@@ -159,6 +159,7 @@ void finish(Options& o) {
         usage_error("--seq is %lld, but the model has %lld learned positions\nHINT: --seq %lld", (long long)o.seq, (long long)o.shape.max_positions,
                     (long long)o.shape.max_positions);
     }
+    one_of(o.order, "--order", {"auto", "windows", "megatron"});
     one_of(o.private_scale, "--private-scale", {"forward", "init", "none"});
     one_of(o.schedule, "--schedule", {"cosine", "linear", "wsd", "constant"});
     one_of(o.dtype, "--dtype", {"auto", "fp32", "bf16"});

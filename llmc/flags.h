@@ -18,7 +18,7 @@ struct Options {
     double sync_factor = 1.0;
     std::string private_scale = "forward";
     // data
-    std::string train, val;
+    std::string train, val, order = "auto", split, data_cache;
     i64 seq = 0, micro_batch = 4, global_batch = 0;
     i64 seed = 1337;
     // optimiser
@@ -71,8 +71,11 @@ void visit_flags(Options& o, Visitor&& v) {
     v(g, "--private-scale", o.private_scale, "how private channels keep the variance of shared ones: forward (times sqrt(T) in every pass), init (scale the weights once when drawn or imported) or none");
     v(g, "--zero", o.zero, "1: shard master weights and moments over the D ranks (ZeRO-1)");
     g = "Data";
-    v(g, "--train", o.train, "shards to train on: a glob, or 0.7:glob,0.3:glob to mix by weight");
-    v(g, "--val", o.val, "shards to validate on (optional)");
+    v(g, "--train", o.train, "data to train on: a glob, 0.7:glob,0.3:glob to mix by weight, or @FILE: a recipe with one WEIGHT:GLOB a line (data/*.mix). Files are llm.c shards, Megatron sets (PREFIX, PREFIX.bin or PREFIX.idx) or lit-gpt packed shards, told apart by what they hold");
+    v(g, "--val", o.val, "data to validate on, read in the order in which it lies (optional; with --split the sets of --train by default)");
+    v(g, "--order", o.order, "of the training data: windows (each window of S+1 tokens once an epoch, every epoch shuffled anew), megatron (the samples of its GPTDataset, bit for bit, for --seed, --seq and --steps; Megatron's own --seed is 1234) or auto (megatron where every source is one Megatron set, else windows)");
+    v(g, "--split", o.split, "Megatron's split of its sets by documents, such as 969,30,1: --train takes the first part, --val the second; empty: all documents");
+    v(g, "--data-cache", o.data_cache, "folder for the indices of Megatron's order, mapped into memory and found again by later runs and other ranks; empty: they are made in memory");
     v(g, "--seq", o.seq, "tokens of a sequence S");
     v(g, "--micro-batch", o.micro_batch, "sequences a data-parallel rank computes at once");
     v(g, "--global-batch", o.global_batch, "sequences of a step over all ranks; a multiple of --micro-batch times D");

@@ -3,7 +3,7 @@
 #
 # 1. unit tests (ops against naive loops, the laws of CAAT-Net, data, checkpoints, collectives)
 # 2. goldens of an independent float64 program, at several T and p, as threads and under mpirun; those of ../shared where it is there
-# 3. the programs as a user runs them (dev/test/e2e.py)
+# 3. the programs as a user runs them (dev/test/e2e*.py)
 # 4. the same unit tests under the address and undefined-behaviour sanitizers, the in-process ranks under the thread sanitizer
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -92,6 +92,7 @@ if [ -d ../shared/golden ]; then
 fi
 
 suite 'end to end' dev/test/e2e.py
+suite 'end to end, training data' dev/test/e2e_loader.py
 suite 'scripts of data/sets' dev/test/data_sets.py
 
 # The sanitized builds, made in the background above.
