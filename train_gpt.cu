@@ -625,7 +625,7 @@ struct TextRule {
             const std::string hash = tokens.at("tokenizer_hash");
             if (hash != tokenizer->hash) { usage_error("--tokenizer '%s' is not the one that made the training shards (XXH3 %s, wanted %s)", file.c_str(), tokenizer->hash.c_str(), hash.c_str()); }
         } else {
-            bos = tokenizer->bos_id >= 0;  // imported: Llama's habit
+            bos = tokenizer->bos_id >= 0 && tokenizer->bos_id != tokenizer->eos_id;  // imported: Llama's habit; GPT-2's one mark only ends documents
         }
     }
     // An empty prompt still needs a token to start from: BOS, or the EOS that ended the document before.

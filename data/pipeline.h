@@ -44,6 +44,7 @@ public:
     }
     void add_empty() { empty_++; }
     void add_unknown_ids(i64 n) { unknown_ids_ += n; }
+    void add_encoded_in_parts() { encoded_in_parts_++; }
 
     // name -> count, those that happened.
     nlohmann::ordered_json to_json() const {
@@ -53,13 +54,14 @@ public:
         }
         if (empty_ > 0) { json["documents_without_text"] = empty_; }
         if (unknown_ids_ > 0) { json["characters_unknown_to_the_tokenizer"] = unknown_ids_; }
+        if (encoded_in_parts_ > 0) { json["documents_encoded_in_parts"] = encoded_in_parts_; }
         return json;
     }
 
 private:
     static constexpr i64 SHOWN_AT_MOST = 20;
     bool stop_;
-    i64 shown_ = 0, empty_ = 0, unknown_ids_ = 0;
+    i64 shown_ = 0, empty_ = 0, unknown_ids_ = 0, encoded_in_parts_ = 0;
     std::array<i64, (size_t)Problem::COUNT> counts_ = {};
 };
 
@@ -152,6 +154,7 @@ public:
                 problems_.add_empty();
                 continue;
             }
+            if (tokenizer_ && work.text_bytes > tokenizer_->whole_text_bytes) { problems_.add_encoded_in_parts(); }
             documents_++;
             text_bytes_ += work.text_bytes;
             return &work;

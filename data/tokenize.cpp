@@ -334,7 +334,7 @@ Options parse_options(CLI::App& app, int argc, char** argv) {
     constexpr Mode T = Mode::tokenize, I = Mode::inspect, D = Mode::decode, M = Mode::train_tokenizer;
     app.add_option("INPUT", o.inputs, "Files, folders, - (standard input); with --inspect and --decode: shards");
     in({T, I, D}, app.add_option("--tokenizer", o.tokenizer,
-                                 "A SentencePiece .model; --inspect and --decode find it in PREFIX.json if it is still there"));
+                                 "A SentencePiece .model, or GPT-2's encoder.json with vocab.bpe beside it; --inspect and --decode find it in PREFIX.json if it is still there"));
     in({T, M}, app.add_option("--out", o.out, "Start of the names of the files to write (with --train-tokenizer: the file)"));
     in({T, M},
        app.add_option("--format", o.read.input_format, "What the inputs hold; auto: by name, standard input by its first character"),

@@ -113,7 +113,7 @@ void visit_flags(Options& o, Visitor&& v) {
     v(g, "--checkpoint", o.checkpoint, "a checkpoint, or the --out folder that holds some: for --generate, --eval, --export-hf, --info");
     v(g, "--generate", o.generate, "write up to this many tokens after --prompt; ends at EOS, or where the context is full");
     v(g, "--prompt", o.prompt, "text to continue");
-    v(g, "--tokenizer", o.tokenizer, "tokenizer file (SentencePiece .model)");
+    v(g, "--tokenizer", o.tokenizer, "tokenizer: a SentencePiece .model, or GPT-2's encoder.json with vocab.bpe beside it");
     v(g, "--temperature", o.temperature, "0: always the likeliest token");
     v(g, "--top-k", o.top_k, "sample among the k likeliest tokens; 0 or at least V: all");
     v(g, "--top-p", o.top_p, "sample among the likeliest tokens that hold this probability together");

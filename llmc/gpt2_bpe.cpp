@@ -190,48 +190,57 @@ private:
         const char* file = names.merges.c_str();
         int32_t rank = 0;
         std::vector<bool> made(pieces.size(), false);
-        for (i64 line_number = 1; !content.empty(); line_number++) {
+        for (i64 number = 1; !content.empty(); number++) {
             const size_t newline = content.find('\n');
             std::string_view line = content.substr(0, newline);
             content.remove_prefix(newline == std::string_view::npos ? content.size() : newline + 1);
             if (line.ends_with('\r')) { line.remove_suffix(1); }
-            if (line_number == 1 && line.starts_with("#version")) { continue; }
-            if (line.empty() && content.empty()) { break; }
+            if ((number == 1 && line.starts_with("#version")) || (line.empty() && content.empty())) { continue; }
             const size_t space = line.find(' ');
             check(space != std::string_view::npos && space > 0 && space + 1 < line.size() &&
                       line.find(' ', space + 1) == std::string_view::npos,
                   "tokenizer '%s', line %lld: '%.*s' is no merge; wanted two tokens and a space between\nHINT: is the file cut? copy it "
                   "again",
-                  file, (long long)line_number, (int)std::min<size_t>(line.size(), 100), line.data());
-            const std::string left(line.substr(0, space)), right(line.substr(space + 1));
-            int32_t ids[3], *id = ids;
-            for (const std::string& token : {left, right, left + right}) {
-                const auto found = ids_.find(token);
+                  file, (long long)number, (int)std::min<size_t>(line.size(), 100), line.data());
+            const auto id_of = [&](std::string_view token) {
+                const auto found = ids_.find(std::string(token));
                 check(found != ids_.end() && found->second != eos_id,
-                      "tokenizer '%s', line %lld: '%s' is no token of '%s'\nHINT: are both files of the same vocabulary?", file,
-                      (long long)line_number, token.c_str(), names.vocab.c_str());
-                *id++ = found->second;
-            }
-            check(bpe_.add_merge(ids[0], ids[1], {rank++, ids[2]}), "tokenizer '%s', line %lld: this merge came before", file,
-                  (long long)line_number);
-            if (!made[ids[2]]) {
-                std::vector<int32_t> units;
-                for (const unsigned char byte : pieces[ids[2]].bytes) { units.push_back(byte_ids_[byte]); }
-                bpe_.add_symbol(ids[2], units.size(), units);
-            }
-            made[ids[2]] = true;
+                      "tokenizer '%s', line %lld: '%.*s' is no token of '%s'\nHINT: are both files of the same vocabulary?", file,
+                      (long long)number, (int)token.size(), token.data(), names.vocab.c_str());
+                return found->second;
+            };
+            const std::string_view left = line.substr(0, space), right = line.substr(space + 1);
+            const int32_t result = id_of(std::string(left) + std::string(right));
+            check(bpe_.add_merge(id_of(left), id_of(right), {rank++, result}), "tokenizer '%s', line %lld: this merge came before", file,
+                  (long long)number);
+            if (made[result]) { continue; }
+            made[result] = true;
+            std::vector<int32_t> units;
+            for (const unsigned char byte : pieces[result].bytes) { units.push_back(byte_ids_[byte]); }
+            bpe_.add_symbol(result, units.size(), units);
         }
-        // A token that no merge makes never comes up. Those in brackets are marks for programs (<pad>, [MASK]).
-        i64 unmade = 0;
-        std::string example;
+        check_all_made(names, made);
+    }
+
+    // A token that no merge makes never comes up, and no merge makes what the rule takes for two words.
+    void check_all_made(const Gpt2Files& names, const std::vector<bool>& made) const {
+        i64 unmade = 0, not_words = 0;
+        std::string unmade_example, not_word_example;
         for (const auto& [token, id] : ids_) {
+            const std::string& bytes = pieces[id].bytes;
             const bool mark = (token.starts_with('<') && token.ends_with('>')) || (token.starts_with('[') && token.ends_with(']'));
-            if (made[id] || mark || pieces[id].bytes.size() == 1) { continue; }
-            unmade++;
-            if (example.empty() || token < example) { example = token; }
+            const bool whole = !bytes.empty() && utf8_prefix(bytes) == bytes.size();  // not a part of a character
+            if (!made[id] && !mark && bytes.size() != 1 && unmade++ == 0) { unmade_example = token; }
+            if (made[id] && whole && gpt2_word(bytes) != bytes.size() && not_words++ == 0) { not_word_example = token; }
         }
         check(unmade == 0, "tokenizer '%s': no merge makes %lld of the tokens of '%s', such as '%s'\nHINT: is the file cut? copy it again",
-              file, (long long)unmade, names.vocab.c_str(), example.c_str());
+              names.merges.c_str(), (long long)unmade, names.vocab.c_str(), unmade_example.c_str());
+        constexpr i64 ONE_IN = 100;  // other versions of Unicode have other letters
+        check(
+            not_words * ONE_IN <= vocab_size(),
+            "tokenizer '%s': %lld of its %lld tokens, such as '%s', are more than one word by GPT-2's rule\nHINT: it was made with another "
+            "rule (Qwen's, Llama 3's?), which is not known here",
+            names.merges.c_str(), (long long)not_words, (long long)vocab_size(), not_word_example.c_str());
     }
 
     std::unordered_map<std::string, int32_t> ids_;  // by the token as the files write it

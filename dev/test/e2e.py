@@ -440,18 +440,32 @@ TEXT = ['the quick brown fox jumps over the lazy dog', 'a trainer that people re
         'half the traffic for the same loss', 'grüße aus köln, naïve façade', 'emoji 🙂 and 漢字 end here']
 
 
-def make_text_model(d, tp=2, p=0.5, steps=30):
+def make_text_model(d, tp=2, p=0.5, steps=30, tokenizer=None):
     rng = random.Random(3)
     with open(f'{d}/text.txt', 'w') as f:
         f.write('\n'.join(rng.choice(TEXT) for _ in range(3000)))
-    for args in (['--train-tokenizer', '400', '--out', f'{d}/tok.model', f'{d}/text.txt'], ['--tokenizer', f'{d}/tok.model', '--out', f'{d}/t', f'{d}/text.txt']):
+    train_tokenizer = [] if tokenizer else [['--train-tokenizer', '400', '--out', f'{d}/tok.model', f'{d}/text.txt']]
+    tokenizer = tokenizer or f'{d}/tok.model'
+    for args in train_tokenizer + [['--tokenizer', tokenizer, '--out', f'{d}/t', f'{d}/text.txt']]:
         r = subprocess.run([TOKENIZE] + args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
         expect(r.returncode == 0, f'tokenize {args}: {r.stderr[-1000:]}')
     with open(f'{d}/t.json') as f:
         vocab = json.load(f)['tokenizer']['vocab']
-    ok(SMALL + ['--vocab', vocab, '--seq', 64, '--train', f'{d}/t_[0-9]*.bin', '--tp', tp, '--sync-factor', p, '--steps', steps, '--out', f'{d}/model', '--tokenizer', f'{d}/tok.model',
+    ok(SMALL + ['--vocab', vocab, '--seq', 64, '--train', f'{d}/t_[0-9]*.bin', '--tp', tp, '--sync-factor', p, '--steps', steps, '--out', f'{d}/model', '--tokenizer', tokenizer,
                 '--sample-every', 10, '--val', f'{d}/t_[0-9]*.bin', '--val-batches', 0, '--log', f'{d}/log', '--lr', '0.02', '--global-batch', 8])
-    return ['--checkpoint', f'{d}/model', '--tokenizer', f'{d}/tok.model']
+    return ['--checkpoint', f'{d}/model', '--tokenizer', tokenizer]
+
+
+def test_generation_with_gpt2_tokenizer(d):
+    use = make_text_model(d, tokenizer=os.path.join(ROOT, 'dev/golden/gpt2/vocab.json'), steps=60)
+    r = subprocess.run([TOKENIZE, '--decode', f'{d}/t_000000.bin'], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    expect(r.stdout == open(f'{d}/text.txt', 'rb').read(), f'the text does not come back: {r.stderr[-500:]}')
+    greedy = ok(use + ['--generate', 60, '--prompt', 'the quick', '--temperature', 0]).stdout
+    expect(greedy.startswith('the quick br'), f'what was learned: {greedy}')
+    val = records(f'{d}/log', 'val')
+    expect(val[-1]['loss'] < val[0]['loss'] - 1, 'nothing was learned')
+    expect(len(records(f'{d}/log', 'sample')) >= 3, 'no samples')
+    refused(use[:2] + ['--tokenizer', os.path.join(ROOT, 'dev/golden/gpt2/texts.jsonl'), '--generate', 3], 1, 'GPT-2')
 
 
 def test_generation(d):
