@@ -68,6 +68,9 @@ bench_loader: $(BUILD)/bench_loader
 $(BUILD)/bench_loader: $(BUILD)/bench_loader.o $(BUILD)/token_file.o $(BUILD)/megatron.o
 	$(CXX) $(LDFLAGS) $^ -o $@ -lxxhash
 
+$(BUILD)/bench_parse: $(BUILD)/bench_parse.o $(DATA_OBJECTS)
+	$(CXX) $(LDFLAGS) $^ -o $@ -lsentencepiece -lxxhash -lsimdjson -lz -lzstd
+
 test:
 	dev/test/run_tests.sh
 bench: all
