@@ -3,127 +3,14 @@
 #pragma once
 
 #include <simdjson.h>
-#include <zlib.h>
-#include <zstd.h>
 
-#include <algorithm>
 #include <array>
+#include <atomic>
 #include <filesystem>
 #include <memory>
 
+#include "data/filter.h"
 #include "llmc/tokenizer.h"
-
-// ---------------------------------------------------------------------------------------------------------------
-// Problems
-
-enum class Problem { bad_json, no_text_key, text_not_string, cut_file, invalid_utf8, lone_surrogate, COUNT };
-constexpr const char* PROBLEM_NAMES[] = {"lines_not_json", "lines_without_text_key",      "text_not_a_string",
-                                         "files_cut",      "documents_with_invalid_utf8", "documents_with_lone_surrogates"};
-constexpr bool PROBLEM_SKIPS[] = {true,  true,  true,
-                                  false, false, false};  // false: what is wrong is replaced by U+FFFD, or what came before is kept
-static_assert(std::size(PROBLEM_NAMES) == (size_t)Problem::COUNT && std::size(PROBLEM_SKIPS) == (size_t)Problem::COUNT);
-
-// ---------------------------------------------------------------------------------------------------------------
-// Bytes: a file or standard input, unpacked if its first bytes are gzip's or zstd's.
-
-class InputStream {
-public:
-    explicit InputStream(const std::string& path) : path_(path == "-" ? "/dev/stdin" : path), file_(path_, "rb") {
-        refill();
-        const std::string_view start(packed_.data(), packed_end_);
-        kind_ = start.starts_with("\x1f\x8b") ? Kind::gzip : start.starts_with("\x28\xb5\x2f\xfd") ? Kind::zstd : Kind::plain;
-        constexpr int WINDOW_BITS_GZIP = 15 + 16;
-        if (kind_ == Kind::gzip) { check(inflateInit2(&gzip_, WINDOW_BITS_GZIP) == Z_OK, "zlib cannot start"); }
-        if (kind_ == Kind::zstd) { zstd_ = ZSTD_createDStream(); }
-        // Archives of web text are packed with `zstd --long`: allow the largest window there is.
-        if (kind_ == Kind::zstd) {
-            ZSTD_DCtx_setParameter(zstd_, ZSTD_d_windowLogMax, ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound);
-        }
-    }
-    InputStream(const InputStream&) = delete;
-    InputStream& operator=(const InputStream&) = delete;
-    ~InputStream() {
-        if (kind_ == Kind::gzip) { inflateEnd(&gzip_); }
-        ZSTD_freeDStream(zstd_);
-    }
-
-    // Up to `bytes` bytes; 0 at the end, or where packed data is broken: then problem() says how.
-    size_t read(char* out, size_t bytes) {
-        while (problem_.empty()) {
-            if (packed_begin_ == packed_end_) { refill(); }
-            const bool at_end = packed_end_ == 0;
-            size_t got = 0;
-            switch (kind_) {
-                case Kind::plain:
-                    got = read_plain(out, bytes);
-                    break;
-                case Kind::gzip:
-                    got = at_end ? 0 : read_gzip(out, bytes);
-                    break;
-                case Kind::zstd:
-                    got = read_zstd(out, bytes);
-                    break;
-            }
-            if (got > 0) { return got; }
-            if (at_end) { break; }
-        }
-        if (problem_.empty() && !at_frame_end_) { problem_ = "the packed file is cut"; }
-        return 0;
-    }
-    const std::string& problem() const { return problem_; }
-
-private:
-    enum class Kind { plain, gzip, zstd };
-
-    void refill() {
-        packed_begin_ = 0;
-        packed_end_ = fread(packed_.data(), 1, packed_.size(), file_.handle());
-        check(!ferror(file_.handle()), "cannot read '%s': %s", path_.c_str(), strerror(errno));
-    }
-    size_t read_plain(char* out, size_t bytes) {
-        const size_t n = std::min(bytes, packed_end_ - packed_begin_);
-        memcpy(out, packed_.data() + packed_begin_, n);
-        packed_begin_ += n;
-        return n;
-    }
-    size_t read_gzip(char* out, size_t bytes) {
-        if (at_frame_end_) {
-            while (packed_begin_ < packed_end_ && packed_[packed_begin_] == 0) { packed_begin_++; }  // tapes pad with zeros, as gzip knows
-            if (packed_begin_ == packed_end_) { return 0; }
-            inflateReset(&gzip_);  // the next member of a file that was packed in parts
-        }
-        gzip_.next_in = (Bytef*)packed_.data() + packed_begin_;
-        gzip_.avail_in = packed_end_ - packed_begin_;
-        gzip_.next_out = (Bytef*)out;
-        gzip_.avail_out = bytes;
-        const int status = inflate(&gzip_, Z_NO_FLUSH);
-        packed_begin_ = packed_end_ - gzip_.avail_in;
-        at_frame_end_ = status == Z_STREAM_END;
-        if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR) {
-            problem_ = format("the gzip data is broken (%s)", gzip_.msg ? gzip_.msg : "?");
-        }
-        return bytes - gzip_.avail_out;
-    }
-    size_t read_zstd(char* out, size_t bytes) {
-        ZSTD_inBuffer in = {packed_.data(), packed_end_, packed_begin_};
-        ZSTD_outBuffer to = {out, bytes, 0};
-        const size_t status = ZSTD_decompressStream(zstd_, &to, &in);  // goes on to the next frame by itself
-        if (ZSTD_isError(status)) { problem_ = format("the zstd data is broken (%s)", ZSTD_getErrorName(status)); }
-        if (in.pos > packed_begin_ || to.pos > 0) { at_frame_end_ = status == 0; }
-        packed_begin_ = in.pos;
-        return to.pos;
-    }
-
-    std::string path_;
-    File file_;
-    Kind kind_;
-    std::vector<char> packed_ = std::vector<char>(1 << 20);
-    size_t packed_begin_ = 0, packed_end_ = 0;
-    bool at_frame_end_ = true;
-    z_stream gzip_ = {};
-    ZSTD_DStream* zstd_ = nullptr;
-    std::string problem_;
-};
 
 // ---------------------------------------------------------------------------------------------------------------
 // Documents as they lie in the files
@@ -135,17 +22,28 @@ struct ReadOptions {
     i64 split_bytes = 0;        // .txt: a document ends at the first line end from this many bytes on; 0: it does not
 };
 
+// Between two documents: all that is needed to go on from there.
+struct InputPosition {
+    i64 file = 0, offset = 0, line = 0;  // offset in the unpacked text, lines before it
+    i64 ordinal = 0;                     // documents before it
+    uint64_t start_hash = 0;             // of the file's first bytes
+    bool operator==(const InputPosition&) const = default;
+};
+
 struct RawDocument {
     std::string bytes;
-    std::string file;
+    const InputFile* file = nullptr;
     i64 line = 0;     // where it begins, from 1
     i64 ordinal = 0;  // among all documents of all inputs, broken ones included: skipping one must not move the others
     bool json = false;
-    std::string cut;  // not empty: no document, but why `file` ended too early
+    std::string signals;                  // its line of quality signals
+    std::optional<InputProblem> broken;   // no document, but this
+    std::vector<ProblemReport> problems;  // found while reading
+    InputPosition after;
 };
 
-// SentencePiece takes some 30 times a text's size in memory, and one document is one text.
-constexpr size_t MAX_DOCUMENT_BYTES = 256 << 20;
+// A document is held in memory as a whole, with its text and its ids.
+constexpr size_t MAX_DOCUMENT_BYTES = 128 << 20;
 
 inline bool is_json_name(std::string name) {
     for (const char* packed : {".gz", ".zst"}) {
@@ -158,22 +56,22 @@ inline bool is_text_name(const std::string& name) {
 }
 
 // Adds the text files in a folder and below it. One that cannot be read, such as a link to nothing, is an error: its text would be missed.
-inline void list_folder(const std::string& folder, std::vector<std::string>& files) {
+inline void list_folder(const std::string& folder, std::vector<InputFile>& files) {
     std::error_code error;
     std::filesystem::recursive_directory_iterator entry(folder, error), end;
     for (; !error && entry != end; entry.increment(error)) {
         const std::string path = entry->path().string();
         if (!is_json_name(path) && !is_text_name(path)) { continue; }
         std::error_code file_error;
-        if (entry->is_regular_file(file_error)) { files.push_back(path); }
+        if (entry->is_regular_file(file_error)) { files.push_back({path, (i64)entry->file_size(file_error)}); }
         check(!file_error, "input '%s': %s\nHINT: remove it, or pass the files one by one", path.c_str(), file_error.message().c_str());
     }
     check(!error, "cannot list the input folder '%s' and those in it: %s", folder.c_str(), error.message().c_str());
 }
 
 // Files as given; a folder stands for the text files in it and below, sorted by path.
-inline std::vector<std::string> list_inputs(const std::vector<std::string>& inputs, const std::string& input_format) {
-    std::vector<std::string> files;
+inline std::vector<InputFile> list_inputs(const std::vector<std::string>& inputs, const std::string& input_format) {
+    std::vector<InputFile> files;
     for (const std::string& input : inputs) {
         if (!is_directory(input)) {
             check(input == "-" || path_exists(input), "input '%s': %s", input.c_str(), strerror(errno));
@@ -183,78 +81,95 @@ inline std::vector<std::string> list_inputs(const std::vector<std::string>& inpu
                     "says what it is",
                     input.c_str());
             }
-            files.push_back(input);
+            files.push_back(input_file(input));
             continue;
         }
         const size_t first = files.size();
         list_folder(input, files);
         check(files.size() > first, "input folder '%s' holds no .jsonl or .txt file", input.c_str());
-        std::sort(files.begin() + first, files.end());
+        std::sort(files.begin() + first, files.end(), [](const InputFile& a, const InputFile& b) { return a.path < b.path; });
     }
     return files;
 }
 
 class DocumentReader {
 public:
-    DocumentReader(std::vector<std::string> files, ReadOptions options) : files_(std::move(files)), options_(std::move(options)) {}
+    // files and filter must live as long as this. Goes on from `from`.
+    DocumentReader(const std::vector<InputFile>& files, const ReadOptions& options, const Filter& filter, const InputPosition& from = {})
+        : files_(files), options_(options), filter_(filter), position_(from) {
+        for (i64 f = 0; f < from.file; f++) { packed_before_ += std::max<i64>(files_[f].size, 0); }
+        packed_done_ = packed_before_;
+    }
+
+    // Bytes of the files that are used up, as they lie there; for progress, from any thread.
+    i64 packed_done() const { return packed_done_; }
 
     // False at the end of the last file.
     bool next(RawDocument& doc) {
-        while (stream_ || next_file_ < files_.size()) {
-            if (!stream_) { open_next(); }
-            if (read_document(doc)) {
-                doc.ordinal = ordinal_++;
-                return true;
+        while (position_.file < (i64)files_.size()) {
+            doc = {};
+            doc.file = &files_[position_.file];
+            doc.ordinal = position_.ordinal;
+            if (!lines_) { open_file(doc.problems); }
+            doc.json = json_;
+            bool found = read_document(doc);
+            if (found) {
+                position_.ordinal++;
+                position_.offset = lines_->offset();
+                position_.line = lines_->lines();
+                packed_done_ = packed_before_ + lines_->stream().packed_done();
+                if (signals_) { doc.signals = signals_->of_line(doc.line, doc.problems); }
+            } else {
+                doc.line = lines_->lines();
+                doc.broken = lines_->stream().problem();
+                found = doc.broken.has_value();
+                close_file();
             }
-            const std::string problem = stream_->problem();
-            stream_.reset();
-            if (!problem.empty()) {
-                doc = {"", files_[next_file_ - 1], line_, ordinal_, json_, problem};
-                return true;
-            }
+            doc.after = position_;
+            if (found) { return true; }
         }
         return false;
     }
 
 private:
-    void open_next() {
-        const std::string& file = files_[next_file_++];
-        stream_ = std::make_unique<InputStream>(file);
-        line_ = 0;
-        begin_ = end_ = 0;
-        fill();
-        const std::string_view start(buffer_.data(), end_);
+    void open_file(std::vector<ProblemReport>& problems) {
+        const InputFile& file = files_[position_.file];
+        lines_ = std::make_unique<LineReader>(file);
+        const std::string_view start = lines_->start();
         check(!start.starts_with("\xFF\xFE") && !start.starts_with("\xFE\xFF"),
-              "input '%s' is UTF-16; wanted UTF-8\nHINT: iconv -f UTF-16 -t UTF-8", file.c_str());
-        if (start.starts_with("\xEF\xBB\xBF")) { begin_ = 3; }  // UTF-8's byte order mark is no text
-        const size_t first = start.find_first_not_of(" \t\r\n", begin_);
+              "input '%s' is UTF-16; wanted UTF-8\nHINT: iconv -f UTF-16 -t UTF-8", file.path.c_str());
+        const bool marked = start.starts_with("\xEF\xBB\xBF");  // UTF-8's byte order mark is no text
+        const size_t first = start.find_first_not_of(" \t\r\n", marked ? 3 : 0);
         const bool looks_json = first != std::string_view::npos && start[first] == '{';
-        json_ =
-            options_.input_format == "jsonl" || (options_.input_format == "auto" && (is_json_name(file) || (file == "-" && looks_json)));
+        json_ = options_.input_format == "jsonl" ||
+                (options_.input_format == "auto" && (is_json_name(file.path) || (file.path == "-" && looks_json)));
+        const bool resumed = position_.offset > 0;
+        check(!resumed || position_.start_hash == lines_->stream().start_hash(),
+              "input '%s' is not the one that was read before: it starts otherwise", file.path.c_str());
+        if (!resumed) { position_.offset = marked ? 3 : 0; }
+        check(lines_->go_to(position_.offset, position_.line),
+              "input '%s' ends before byte %lld of its text, up to which it was read before", file.path.c_str(),
+              (long long)position_.offset);
+        position_.start_hash = lines_->stream().start_hash();
+        if (json_ && !filter_.signals_folder().empty()) { open_signals(file, resumed, problems); }
     }
-
-    bool fill() {
-        begin_ = 0;
-        end_ = stream_->read(buffer_.data(), buffer_.size());
-        return end_ > 0;
-    }
-
-    // Appends the next line, with its end. False if there is none.
-    bool read_line(std::string& line) {
-        const size_t before = line.size();
-        while (begin_ < end_ || fill()) {
-            const char* from = buffer_.data() + begin_;
-            const char* newline = (const char*)memchr(from, '\n', end_ - begin_);
-            const size_t n = newline ? newline - from + 1 : end_ - begin_;
-            line.append(from, n);
-            begin_ += n;
-            check(line.size() <= MAX_DOCUMENT_BYTES,
-                  "input '%s': a document from line %lld on has more than %zu MiB\nHINT: cut it with --split-documents or --doc-separator",
-                  files_[next_file_ - 1].c_str(), (long long)first_line_, MAX_DOCUMENT_BYTES >> 20);
-            if (newline) { break; }
+    void open_signals(const InputFile& file, bool resumed, std::vector<ProblemReport>& problems) {
+        const std::string path = signals_path(filter_.signals_folder(), file.path);
+        if (!path.empty()) {
+            signals_ = std::make_unique<SignalsReader>(path, file.path);
+            std::vector<ProblemReport> seen_before;
+            if (resumed) { signals_->of_line(position_.line, seen_before); }
+        } else if (!resumed) {
+            problems.push_back(
+                {Problem::no_signals, format("%s: no signals of it in '%s'", file.path.c_str(), filter_.signals_folder().c_str())});
         }
-        line_ += line.size() > before;
-        return line.size() > before;
+    }
+    void close_file() {
+        packed_before_ += std::max<i64>(files_[position_.file].size, 0);
+        packed_done_ = packed_before_;
+        lines_.reset();
+        signals_.reset();
+        position_ = {position_.file + 1, 0, 0, position_.ordinal, 0};
     }
 
     bool is_separator(std::string_view line) const {
@@ -264,12 +179,20 @@ private:
     }
 
     bool read_document(RawDocument& doc) {
-        doc = {"", files_[next_file_ - 1], 0, 0, json_, ""};
         while (true) {
             const size_t before = doc.bytes.size();
-            if (before == 0) { first_line_ = line_ + 1; }
-            doc.line = first_line_;
-            if (!read_line(doc.bytes)) { return before > 0; }
+            if (before == 0) { doc.line = lines_->lines() + 1; }
+            const LineReader::Line found = lines_->read_line(doc.bytes, MAX_DOCUMENT_BYTES);
+            if (found == LineReader::Line::none) { return before > 0; }
+            if (found == LineReader::Line::too_long) {
+                check(json_,
+                      "input '%s': the document from line %lld on has more than %zu MiB\nHINT: cut it with --split-documents or "
+                      "--doc-separator",
+                      doc.file->path.c_str(), (long long)doc.line, MAX_DOCUMENT_BYTES >> 20);
+                doc.bytes = {};
+                doc.broken = {Problem::too_long, format("a line of more than %zu MiB; skipped", MAX_DOCUMENT_BYTES >> 20)};
+                return true;
+            }
             const std::string_view line = std::string_view(doc.bytes).substr(before);
             if (json_) {
                 if (line.find_first_not_of(" \t\r\n") != std::string_view::npos) { return true; }
@@ -283,26 +206,24 @@ private:
         }
     }
 
-    std::vector<std::string> files_;
-    ReadOptions options_;
-    size_t next_file_ = 0;
-    std::unique_ptr<InputStream> stream_;
-    std::vector<char> buffer_ = std::vector<char>(1 << 20);
-    size_t begin_ = 0, end_ = 0;
-    i64 line_ = 0, first_line_ = 1, ordinal_ = 0;
+    const std::vector<InputFile>& files_;
+    const ReadOptions options_;
+    const Filter& filter_;
+    InputPosition position_;
+    std::unique_ptr<LineReader> lines_;  // of the file of the position; none: to be opened
+    std::unique_ptr<SignalsReader> signals_;
     bool json_ = false;
+    i64 packed_before_ = 0;
+    std::atomic<i64> packed_done_ = 0;
 };
 
 // ---------------------------------------------------------------------------------------------------------------
 // Documents as text
 
-struct ProblemReport {
-    Problem problem;
-    std::string where_and_what;
-};
 struct Document {
-    std::string text;
+    std::string_view text;  // into the raw document or into the parser, until the next one
     bool skipped = false;
+    std::string_view dropped;  // not empty: the filter's reason
     std::vector<ProblemReport> problems;
 };
 
@@ -335,42 +256,64 @@ inline i64 repair_lone_surrogates(std::string& json) {
     return replaced;
 }
 
-// The text under `key` of a JSON object, wherever it stands in it.
-inline std::optional<Problem> extract_text(const std::string& line, const std::string& key, simdjson::ondemand::parser& parser,
-                                           std::string& text) {
-    const simdjson::padded_string padded(line);
+// One for each thread: it keeps its memory, and a document's text lies in it.
+struct Parsers {
+    simdjson::ondemand::parser documents, signals;
+};
+
+constexpr char RAW_CONTENT[] = "raw_content";  // RedPajama-V2's key of the text
+
+// The text under `key` of a JSON object, wherever it stands in it, and the fields that the filter wants.
+struct Extracted {
+    std::optional<Problem> problem;
+    std::string_view text;
+    Fields fields;
+    bool has_raw_content = false;
+};
+inline Extracted extract_text(std::string& line, const std::string& key, const Filter& filter, simdjson::ondemand::parser& parser) {
+    static_assert(LINE_PADDING >= simdjson::SIMDJSON_PADDING);
+    line.reserve(line.size() + simdjson::SIMDJSON_PADDING);
+    Extracted out = {Problem::bad_json, {}, {}, false};
     simdjson::ondemand::document doc;
     simdjson::ondemand::object object;
-    if (parser.iterate(padded).get(doc) || doc.get_object().get(object)) { return Problem::bad_json; }
+    if (parser.iterate(simdjson::padded_string_view(line.data(), line.size(), line.capacity())).get(doc)) { return out; }
+    if (doc.get_object().get(object)) { return out; }
     bool found = false, is_string = false;
     // To the end of the object, not only to the key: a line that is cut after it is broken all the same.
     for (auto field : object) {
-        std::string_view name, value;
-        if (field.unescaped_key().get(name)) { return Problem::bad_json; }
-        if (name != key) { continue; }
-        found = true;
-        simdjson::ondemand::json_type type;
-        if (field.value().type().get(type)) { return Problem::bad_json; }
-        is_string = type == simdjson::ondemand::json_type::string;
-        if (!is_string) { continue; }
-        if (field.value().get_string().get(value)) { return Problem::bad_json; }
-        text = value;
+        std::string_view name;
+        if (field.unescaped_key().get(name)) { return out; }
+        simdjson::ondemand::value value = field.value();
+        if (name == key) {
+            found = true;
+            simdjson::ondemand::json_type type;
+            if (value.type().get(type)) { return out; }
+            is_string = type == simdjson::ondemand::json_type::string;
+            if (is_string && value.get_string().get(out.text)) { return out; }
+        } else if (filter.wants(name)) {
+            std::optional<FieldValue> read;
+            if (read_field(value, read)) { return out; }
+            if (read) { out.fields[std::string(name)] = *read; }
+        } else {
+            out.has_raw_content = out.has_raw_content || name == RAW_CONTENT;
+        }
     }
-    if (doc.current_location().error() != simdjson::OUT_OF_BOUNDS) { return Problem::bad_json; }  // something follows the object
-    if (!found) { return Problem::no_text_key; }
-    if (!is_string) { return Problem::text_not_string; }
-    return {};
+    if (doc.current_location().error() != simdjson::OUT_OF_BOUNDS) { return out; }  // something follows the object
+    out.problem = !found ? std::optional(Problem::no_text_key) : !is_string ? std::optional(Problem::text_not_string) : std::nullopt;
+    return out;
 }
 
-inline Document parse_document(RawDocument& raw, const ReadOptions& options, simdjson::ondemand::parser& parser) {
+inline Document parse_document(RawDocument& raw, const ReadOptions& options, const Filter& filter, Parsers& parsers) {
     Document doc;
+    doc.problems = std::move(raw.problems);
     auto report = [&](Problem problem, const std::string& what) {
-        doc.problems.push_back(
-            {problem, format("%s:%lld: %s", raw.file == "-" ? "(standard input)" : raw.file.c_str(), (long long)raw.line, what.c_str())});
-        doc.skipped = doc.skipped || PROBLEM_SKIPS[(int)problem];
+        const char* name = raw.file->path == "-" ? "(standard input)" : raw.file->path.c_str();
+        doc.problems.push_back({problem, format("%s:%lld: %s", name, (long long)raw.line, what.c_str())});
+        doc.skipped = doc.skipped || PROBLEM_KINDS[(int)problem].skips;
     };
-    if (!raw.cut.empty()) {
-        report(Problem::cut_file, raw.cut + "; what came before is kept");
+    if (raw.broken) {
+        const bool file_ends = !PROBLEM_KINDS[(int)raw.broken->problem].skips;
+        report(raw.broken->problem, raw.broken->what + (file_ends ? "; what came before is kept" : ""));
         doc.skipped = true;
         return doc;
     }
@@ -378,16 +321,31 @@ inline Document parse_document(RawDocument& raw, const ReadOptions& options, sim
     if (const i64 bytes = valid ? 0 : repair_utf8(raw.bytes)) {
         report(Problem::invalid_utf8, format("%lld byte(s) are not UTF-8; each became U+FFFD", (long long)bytes));
     }
-    if (!raw.json) {
-        doc.text = std::move(raw.bytes);
-        return doc;
+    Fields fields, signals;
+    if (raw.json) {
+        if (const i64 halves = repair_lone_surrogates(raw.bytes)) {
+            report(Problem::lone_surrogate,
+                   format("%lld half character(s) (\\ud800 to \\udfff alone); each became U+FFFD", (long long)halves));
+        }
+        Extracted found = extract_text(raw.bytes, options.text_key, filter, parsers.documents);
+        doc.text = found.text;
+        fields = std::move(found.fields);
+        if (found.problem == Problem::bad_json) { report(Problem::bad_json, "not a whole JSON object; skipped"); }
+        if (found.problem == Problem::no_text_key) {
+            report(Problem::no_text_key, format("no key '%s'; skipped (%s)", options.text_key.c_str(),
+                                                found.has_raw_content ? "it has 'raw_content', as RedPajama-V2: --text-key raw_content"
+                                                                      : "--text-key names another"));
+        }
+        if (found.problem == Problem::text_not_string) {
+            report(Problem::text_not_string, "the value of '" + options.text_key + "' is not a string; skipped");
+        }
+    } else {
+        doc.text = raw.bytes;
     }
-    if (const i64 halves = repair_lone_surrogates(raw.bytes)) {
-        report(Problem::lone_surrogate, format("%lld half character(s) (\\ud800 to \\udfff alone); each became U+FFFD", (long long)halves));
+    if (!raw.signals.empty() && !read_signals(raw.signals, filter, parsers.signals, signals)) {
+        report(Problem::bad_signals, "its signals are not a whole JSON object; none are used");
     }
-    const std::optional<Problem> problem = extract_text(raw.bytes, options.text_key, parser, doc.text);
-    if (problem == Problem::bad_json) { report(*problem, "not a whole JSON object; skipped"); }
-    if (problem == Problem::no_text_key) { report(*problem, "no key '" + options.text_key + "'; skipped (--text-key names another)"); }
-    if (problem == Problem::text_not_string) { report(*problem, "the value of '" + options.text_key + "' is not a string; skipped"); }
+    if (!doc.skipped && filter.active()) { doc.dropped = filter.reason_to_drop(raw.file->path, raw.line, fields, signals); }
+    if (!doc.skipped && doc.dropped.empty() && doc.text.empty()) { report(Problem::no_text, "no text; skipped"); }
     return doc;
 }

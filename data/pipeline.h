@@ -1,97 +1,34 @@
 // pipeline.h: inputs -> documents as token ids (or as text), on all threads, in order.
 #pragma once
 
-#include <signal.h>
-
-#include <array>
-#include <atomic>
-#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
 #include <future>
-#include <nlohmann/json.hpp>
+#include <mutex>
 
 #include "data/documents.h"
-
-// Set by a signal handler; the pipeline stops between two rounds.
-inline volatile sig_atomic_t stop_signal = 0;
-inline void check_stop_signal() {
-    if (stop_signal) { throw Error(128 + stop_signal, "stopped by a signal; nothing was written"); }
-}
-
-inline double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-// 1234567 -> 1,234,567
-inline std::string grouped(i64 n) {
-    std::string text = std::to_string(n);
-    for (int at = (int)text.size() - 3; at > (n < 0); at -= 3) { text.insert(at, ","); }
-    return text;
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// What went wrong, counted; the first few in full.
-
-class Problems {
-public:
-    explicit Problems(bool stop) : stop_(stop) {}
-
-    void add(const std::vector<ProblemReport>& reports) {
-        for (const ProblemReport& r : reports) {
-            check(!stop_, "%s\nHINT: --on-error skip goes on without what is broken", r.where_and_what.c_str());
-            counts_[(int)r.problem]++;
-            shown_++;
-            if (shown_ <= SHOWN_AT_MOST) { fprintf(stderr, "tokenize: %s\n", r.where_and_what.c_str()); }
-            if (shown_ == SHOWN_AT_MOST + 1) { fprintf(stderr, "tokenize: further problems are counted, not shown\n"); }
-        }
-    }
-    void add_empty() { empty_++; }
-    void add_unknown_ids(i64 n) { unknown_ids_ += n; }
-    void add_encoded_in_parts() { encoded_in_parts_++; }
-
-    // name -> count, those that happened.
-    nlohmann::ordered_json to_json() const {
-        nlohmann::ordered_json json = nlohmann::ordered_json::object();
-        for (size_t i = 0; i < counts_.size(); i++) {
-            if (counts_[i] > 0) { json[PROBLEM_NAMES[i]] = counts_[i]; }
-        }
-        if (empty_ > 0) { json["documents_without_text"] = empty_; }
-        if (unknown_ids_ > 0) { json["characters_unknown_to_the_tokenizer"] = unknown_ids_; }
-        if (encoded_in_parts_ > 0) { json["documents_encoded_in_parts"] = encoded_in_parts_; }
-        return json;
-    }
-
-private:
-    static constexpr i64 SHOWN_AT_MOST = 20;
-    bool stop_;
-    i64 shown_ = 0, empty_ = 0, unknown_ids_ = 0, encoded_in_parts_ = 0;
-    std::array<i64, (size_t)Problem::COUNT> counts_ = {};
-};
-
-// ---------------------------------------------------------------------------------------------------------------
-// The pipeline: one thread reads the next round of raw documents while all threads parse and encode this round; the round is handed out in
-// order. So the output does not depend on the number of threads.
 
 struct PipelineOptions {
     std::vector<std::string> inputs;
     ReadOptions read;
-    bool bos = false, no_eos = false;  // which ids frame a document
+    FilterOptions filter;
     bool stop_on_error = false;
     int threads = 1;
 };
 
+// What became of one document.
 struct Work {
-    RawDocument raw;
-    Document doc;
-    std::vector<int32_t> ids;
-    size_t text_bytes = 0;
+    const InputFile* file = nullptr;
+    i64 ordinal = 0;
+    bool kept = false;         // false: broken, empty or dropped
+    std::string_view dropped;  // why
+    std::vector<ProblemReport> problems;
+    std::vector<int32_t> ids;  // neither BOS nor EOS among them
+    std::string text;          // without a tokenizer
+    i64 text_bytes = 0;
+    InputPosition after;
 };
-
-inline std::vector<Work> read_round(DocumentReader& reader, size_t bytes) {
-    std::vector<Work> round;
-    RawDocument raw;
-    for (size_t total = 0; total < bytes && reader.next(raw); total += round.back().raw.bytes.size()) {
-        round.push_back({std::move(raw), {}, {}, 0});
-    }
-    return round;
-}
 
 // Starts function in a thread of its own.
 template <typename Function>
@@ -101,102 +38,178 @@ auto start_thread(Function function) {
     } catch (const std::system_error& e) { die("cannot start a thread: %s\nHINT: fewer --threads", e.code().message().c_str()); }
 }
 
-// Calls function(i) for each i below n, from up to `threads` threads; what one of them throws comes out here.
-template <typename Function>
-void parallel_for(size_t n, int threads, Function function) {
-    std::atomic<size_t> next = 0;
-    std::vector<std::future<void>> workers;
-    for (size_t t = 0; t < std::min<size_t>(n, threads); t++) {
-        workers.push_back(start_thread([&] {
-            for (size_t i; (i = next++) < n;) { function(i); }
-        }));
-    }
-    for (auto& w : workers) { w.wait(); }
-    for (auto& w : workers) { w.get(); }
-}
-
-inline void parse_round(std::vector<Work>& round, const PipelineOptions& options, const Tokenizer* tokenizer) {
-    parallel_for(round.size(), options.threads, [&](size_t i) {
-        thread_local simdjson::ondemand::parser parser;
-        Work& work = round[i];
-        work.doc = parse_document(work.raw, options.read, parser);
-        work.raw.bytes = {};
-        work.text_bytes = work.doc.text.size();
-        if (tokenizer == nullptr || work.doc.skipped || work.doc.text.empty()) { return; }
-        work.ids = tokenizer->encode(work.doc.text);
-        work.doc.text = {};
-        if (options.bos) { work.ids.insert(work.ids.begin(), tokenizer->bos_id); }
-        if (!options.no_eos) { work.ids.push_back(tokenizer->eos_id); }
-    });
-}
-
+// One thread reads batches of raw documents, up to `threads` others turn each into what is wanted, and next() hands them out in the inputs'
+// order: so the output does not depend on the number of threads. Reading waits while much is under way; a document larger than that is
+// alone.
 class Pipeline {
 public:
-    // Without a tokenizer the documents come as text.
-    Pipeline(const PipelineOptions& options, const Tokenizer* tokenizer)
+    // files, filter and tokenizer must live as long as this. Without a tokenizer the documents come as text.
+    Pipeline(const PipelineOptions& options, const std::vector<InputFile>& files, const Filter& filter, const Tokenizer* tokenizer,
+             const InputPosition& from = {})
         : options_(options),
+          filter_(filter),
           tokenizer_(tokenizer),
-          problems_(options.stop_on_error),
-          reader_(list_inputs(options.inputs, options.read.input_format), options.read) {
-        read_ahead();
+          reader_(files, options.read, filter, from),
+          most_bytes_(std::min<size_t>((options.threads + 1) * BYTES_PER_THREAD, MOST_BYTES)) {
+        reading_ = start_thread([this] { read_all(); });
+    }
+    Pipeline(const Pipeline&) = delete;
+    Pipeline& operator=(const Pipeline&) = delete;
+    ~Pipeline() {
+        const std::lock_guard lock(mutex_);
+        stop_ = true;
+        wake_all();
     }
 
-    Problems& problems() { return problems_; }
+    // Bytes of the inputs that are used up.
+    i64 packed_done() const { return reader_.packed_done(); }
 
-    // The next document, in order, broken and empty ones left out; nullptr at the end.
-    Work* next() {
-        while (true) {
-            if (at_ == round_.size() && !next_round()) { return nullptr; }
-            Work& work = round_[at_++];
-            problems_.add(work.doc.problems);
-            if (work.doc.skipped) { continue; }
-            if (work.text_bytes == 0) {
-                problems_.add_empty();
-                continue;
-            }
-            if (tokenizer_ && work.text_bytes > tokenizer_->whole_text_bytes) { problems_.add_encoded_in_parts(); }
-            documents_++;
-            text_bytes_ += work.text_bytes;
-            return &work;
+    // The next document, in order, also broken and dropped ones; nullptr at the end. Valid until the next call. `meanwhile` is called again
+    // and again while there is none yet.
+    Work* next(const std::function<void()>& meanwhile = [] {}) {
+        while (at_ == current_.works.size()) {
+            if (!next_batch(meanwhile)) { return nullptr; }
         }
+        return &current_.works[at_++];
     }
 
 private:
-    static constexpr size_t ROUND_BYTES_PER_THREAD = 2 << 20;
-    static constexpr double SECONDS_BETWEEN_REPORTS = 5;
+    static constexpr size_t BATCH_BYTES = 256 << 10, BYTES_PER_THREAD = 2 << 20, MOST_BYTES = 128 << 20;
+    static constexpr size_t MUCH_MEMORY = 8 << 20;  // of one document: what it leaves behind is not kept for the next
+    static constexpr auto LOOK_UP = std::chrono::milliseconds(100);
 
-    void read_ahead() {
-        ahead_ = start_thread([this] { return read_round(reader_, options_.threads * ROUND_BYTES_PER_THREAD); });
-    }
-    bool next_round() {
-        check_stop_signal();
-        report();
-        round_ = ahead_.get();
-        at_ = 0;
-        if (round_.empty()) {
-            ahead_ = std::async(std::launch::deferred, [] { return std::vector<Work>(); });  // the end stays the end
-            return false;
+    struct Batch {
+        std::vector<RawDocument> raw;
+        std::vector<Work> works;
+        size_t bytes = 0;
+        bool done = false;
+        std::exception_ptr error;
+    };
+
+    void read_all() {
+        std::unique_ptr<Batch> batch;
+        try {
+            for (bool more = true; more; add(std::move(batch))) {
+                {
+                    std::unique_lock lock(mutex_);
+                    room_.wait(lock, [&] { return stop_ || bytes_ < most_bytes_; });
+                    if (stop_) { return; }
+                }
+                batch = std::make_unique<Batch>();
+                RawDocument raw;
+                while (batch->bytes < BATCH_BYTES && (more = reader_.next(raw))) {
+                    batch->bytes += raw.bytes.size() + raw.signals.size() + sizeof raw;
+                    batch->raw.push_back(std::move(raw));
+                }
+            }
+        } catch (...) {
+            auto failed = std::make_unique<Batch>();
+            failed->error = std::current_exception();
+            add(std::move(failed));
         }
-        read_ahead();
-        parse_round(round_, options_, tokenizer_);
-        return true;
+        const std::lock_guard lock(mutex_);
+        all_read_ = true;
+        wake_all();
     }
-    void report() {
-        const double now = seconds_now();
-        if (now < next_report_) { return; }
-        next_report_ = now + SECONDS_BETWEEN_REPORTS;
-        fprintf(stderr, "tokenize: %s documents, %.1f MB of text, %.2f MB/s\n", grouped(documents_).c_str(), (double)text_bytes_ / 1e6,
-                (double)text_bytes_ / 1e6 / (now - start_));
+    void wake_all() {
+        for (std::condition_variable* c : {&room_, &to_do_, &done_}) { c->notify_all(); }
+    }
+    void add(std::unique_ptr<Batch> batch) {
+        const std::lock_guard lock(mutex_);
+        bytes_ += batch->bytes;
+        batch->done = batch->raw.empty();
+        const bool more_hands = !batch->done && waiting_ == 0 && (int)workers_.size() < options_.threads;
+        batches_.push_back(std::move(batch));
+        if (more_hands) {
+            workers_.push_back(start_thread([this] { work(); }));
+        }
+        to_do_.notify_one();
+        done_.notify_one();
+    }
+
+    // The first batch that nobody has taken; nullptr if there is none.
+    Batch* take() {
+        for (const auto& batch : batches_) {
+            if (!batch->done && !batch->raw.empty()) { return batch.get(); }
+        }
+        return nullptr;
+    }
+    void work() {
+        Parsers parsers;
+        std::unique_lock lock(mutex_);
+        while (true) {
+            Batch* batch = nullptr;
+            waiting_++;
+            to_do_.wait(lock, [&] { return stop_ || (batch = take()) || all_read_; });
+            waiting_--;
+            if (stop_ || !batch) { return; }
+            std::vector<RawDocument> raw = std::move(batch->raw);
+            batch->raw.clear();
+            lock.unlock();
+            try {
+                for (RawDocument& document : raw) { batch->works.push_back(make(document, parsers)); }
+            } catch (...) { batch->error = std::current_exception(); }
+            lock.lock();
+            batch->done = true;
+            done_.notify_one();
+        }
+    }
+    Work make(RawDocument& raw, Parsers& parsers) const {
+        const bool large = raw.bytes.size() + raw.signals.size() > MUCH_MEMORY;
+        Document doc = parse_document(raw, options_.read, filter_, parsers);
+        Work work = {raw.file, raw.ordinal, !doc.skipped && doc.dropped.empty(), doc.dropped, std::move(doc.problems), {}, {},
+                     0,        raw.after};
+        if (raw.json) { raw.bytes = {}; }  // the text is the parser's
+        if (work.kept) {
+            work.text_bytes = doc.text.size();
+            if (tokenizer_) {
+                work.ids = tokenizer_->encode(doc.text);
+            } else {
+                work.text = doc.text;
+            }
+        }
+        raw.bytes = {};
+        if (large) { parsers = Parsers(); }
+        return work;
+    }
+
+    bool next_batch(const std::function<void()>& meanwhile) {
+        at_ = 0;
+        const size_t handed_out = current_.bytes;
+        current_ = {};
+        std::unique_lock lock(mutex_);
+        bytes_ -= handed_out;
+        room_.notify_one();
+        while (true) {
+            check_stop_signal();
+            lock.unlock();
+            meanwhile();
+            lock.lock();
+            const auto ready = [&] { return batches_.empty() ? all_read_ : batches_.front()->done; };
+            if (!done_.wait_for(lock, LOOK_UP, ready)) { continue; }
+            if (batches_.empty()) { return false; }
+            current_ = std::move(*batches_.front());
+            batches_.pop_front();
+            if (current_.error) { std::rethrow_exception(current_.error); }
+            return true;
+        }
     }
 
     const PipelineOptions& options_;
+    const Filter& filter_;
     const Tokenizer* tokenizer_;
-    Problems problems_;
     DocumentReader reader_;
-    std::vector<Work> round_;
+    const size_t most_bytes_;
+
+    std::mutex mutex_;                             // of what follows, up to the next blank line
+    std::condition_variable room_, to_do_, done_;  // for: the reader, the workers, next()
+    std::deque<std::unique_ptr<Batch>> batches_;   // in the inputs' order
+    size_t bytes_ = 0;                             // of the batches that are not handed out yet
+    int waiting_ = 0;                              // workers
+    bool all_read_ = false, stop_ = false;
+
+    Batch current_;
     size_t at_ = 0;
-    const double start_ = seconds_now();
-    double next_report_ = start_ + SECONDS_BETWEEN_REPORTS;
-    i64 text_bytes_ = 0, documents_ = 0;
-    std::future<std::vector<Work>> ahead_;  // last: its destructor waits for the thread that uses the reader
+    std::vector<std::future<void>> workers_;  // last: their destructors wait for the threads, which use all of the above
+    std::future<void> reading_;
 };

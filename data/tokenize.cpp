@@ -1,182 +1,19 @@
 // tokenize.cpp: ./tokenize makes shards of token ids from text, shows them, turns them back into text, and trains tokenizers.
-#include <signal.h>
-#include <sys/file.h>
-
 #include <CLI/CLI.hpp>
 
 #include <thread>
 
-#include "data/pipeline.h"
+#include "data/make_shards.h"
 #include "data/train_sentencepiece.h"
-#include "llmc/dataloader.h"
 
 namespace {
 
 enum class Mode { tokenize, inspect, decode, train_tokenizer };
 
-struct Options : PipelineOptions {
+struct Options : ShardOptions {
     Mode mode = Mode::tokenize;
-    std::string tokenizer, out;
-    i64 shard_tokens = 100'000'000;
-    double val_fraction = 0;
     SentencePieceTraining training;
 };
-
-// ---------------------------------------------------------------------------------------------------------------
-// Text -> shards
-
-// By the document's place among all documents, so that the same inputs are always split the same way.
-bool goes_to_val(i64 ordinal, double fraction) {
-    const double uniform = (double)(mix64((uint64_t)ordinal) >> 11) * 0x1p-53;
-    return uniform < fraction;
-}
-
-std::string side_path(const std::string& prefix) { return prefix + ".json"; }
-
-// An earlier set of this name will be replaced as a whole; shards that nobody vouches for are not touched.
-void check_replaceable(const std::string& prefix) {
-    std::vector<std::string> ours;
-    if (const auto old = read_token_set_info(side_path(prefix))) {
-        for (const SplitInfo* split : {&old->train, &old->val}) {
-            for (const ShardInfo& s : split->shards) { ours.push_back(s.file); }
-        }
-    } else {
-        check(!path_exists(side_path(prefix)), "'%s' exists and ./tokenize did not write it\nHINT: another --out, or move that file",
-              side_path(prefix).c_str());
-    }
-    for (const auto& entry : std::filesystem::directory_iterator(parent_folder(prefix))) {
-        const std::string name = entry.path().filename().string(), set = shard_prefix(name);
-        if (set != base_name(prefix) && set != base_name(prefix) + VAL_SUFFIX) { continue; }
-        check(std::find(ours.begin(), ours.end(), name) != ours.end(),
-              "'%s' is in the way: it would be taken for a part of the new set\nHINT: another --out, or remove that file",
-              entry.path().c_str());
-    }
-}
-void remove_old_set(const std::string& prefix) {
-    const auto old = read_token_set_info(side_path(prefix));
-    if (!old) { return; }
-    unlink(side_path(prefix).c_str());  // first: shards without it are nobody's
-    for (const SplitInfo* split : {&old->train, &old->val}) {
-        for (const ShardInfo& s : split->shards) { unlink((parent_folder(prefix) + "/" + s.file).c_str()); }
-    }
-}
-
-// Before the work, not after it.
-void prepare_out(const std::string& out) {
-    const std::string folder = parent_folder(out);
-    check(!out.ends_with('/'), "--out '%s' is a folder; wanted a name in it\nHINT: --out %sNAME", out.c_str(), out.c_str());
-    std::error_code error;
-    std::filesystem::create_directories(folder, error);
-    check(!error, "--out '%s': cannot make the folder '%s': %s", out.c_str(), folder.c_str(), error.message().c_str());
-    check(access(folder.c_str(), W_OK) == 0, "--out '%s': cannot write into '%s': %s", out.c_str(), folder.c_str(), strerror(errno));
-}
-
-// Two programs that write one --out would mix their files. Held by flock, so that it ends with its program, however that ends.
-class OutLock {
-public:
-    explicit OutLock(const std::string& out) : path_(out + ".lock") {
-        struct stat locked, named;
-        do {  // until what is locked is what the name stands for: its last holder may have just removed it
-            if (fd_ >= 0) { close(fd_); }
-            fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-            check(fd_ >= 0, "--out '%s': cannot make '%s': %s", out.c_str(), path_.c_str(), strerror(errno));
-            if (flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {  // other errors: a file system without locks
-                close(fd_);
-                die("--out '%s': another ./tokenize is writing it (it holds '%s')\nHINT: wait for it, or take another --out", out.c_str(),
-                    path_.c_str());
-            }
-        } while (fstat(fd_, &locked) != 0 || stat(path_.c_str(), &named) != 0 || locked.st_ino != named.st_ino);
-    }
-    OutLock(const OutLock&) = delete;
-    OutLock& operator=(const OutLock&) = delete;
-    ~OutLock() {
-        unlink(path_.c_str());
-        close(fd_);
-    }
-
-private:
-    std::string path_;
-    int fd_ = -1;
-};
-
-std::unique_ptr<Tokenizer> load_checked_tokenizer(const Options& options) {
-    auto tokenizer = load_tokenizer(options.tokenizer);
-    if (options.bos && tokenizer->bos_id < 0) { usage_error("--bos: tokenizer '%s' has no BOS id", options.tokenizer.c_str()); }
-    if (!options.no_eos && tokenizer->eos_id < 0) {
-        usage_error("tokenizer '%s' has no EOS id to end documents with\nHINT: --no-eos", options.tokenizer.c_str());
-    }
-    return tokenizer;
-}
-
-void print_split(const char* name, const std::string& prefix, const SplitInfo& split) {
-    if (split.tokens == 0) { return; }
-    printf("%-5s %s documents, %s tokens, %s bytes of text (%.3f per token), %zu shard(s): %s%s\n", name, grouped(split.documents).c_str(),
-           grouped(split.tokens).c_str(), grouped(split.text_bytes).c_str(), (double)split.text_bytes / (double)split.tokens,
-           split.shards.size(), shard_path(prefix, 0).c_str(), split.shards.size() > 1 ? " ..." : "");
-}
-
-// So that what was written aside is removed. The second signal ends the program at once.
-void stop_cleanly_on_signals() {
-    struct sigaction action = {};
-    action.sa_handler = [](int number) { stop_signal = number; };
-    action.sa_flags = SA_RESETHAND | SA_RESTART;
-    for (const int number : {SIGINT, SIGTERM}) { sigaction(number, &action, nullptr); }
-    signal(SIGXFSZ, SIG_IGN);  // a file size limit then comes as an error of write
-}
-
-void make_shards(const Options& options) {
-    const auto tokenizer = load_checked_tokenizer(options);
-    prepare_out(options.out);
-    const OutLock lock(options.out);
-    check_replaceable(options.out);
-
-    TokenSetInfo info;
-    info.tokenizer_file = options.tokenizer;
-    info.tokenizer_kind = tokenizer->kind;
-    info.tokenizer_hash = tokenizer->hash;
-    info.vocab = tokenizer->vocab_size();
-    info.bos = options.bos;
-    info.eos = !options.no_eos;
-    info.bos_id = tokenizer->bos_id;
-    info.eos_id = tokenizer->eos_id;
-
-    ShardWriter train(options.out, info.vocab, options.shard_tokens), val(options.out + VAL_SUFFIX, info.vocab, options.shard_tokens);
-    stop_cleanly_on_signals();
-    Pipeline pipeline(options, tokenizer.get());
-    while (const Work* work = pipeline.next()) {
-        const bool is_val = goes_to_val(work->raw.ordinal, options.val_fraction);
-        (is_val ? val : train).write(work->ids);
-        SplitInfo& split = is_val ? info.val : info.train;
-        split.documents++;
-        split.tokens += work->ids.size();
-        split.text_bytes += work->text_bytes;
-        pipeline.problems().add_unknown_ids(std::count(work->ids.begin(), work->ids.end(), tokenizer->unknown_id));
-    }
-    info.problems = pipeline.problems().to_json();
-    const std::string problem_counts = info.problems.empty() ? "none" : info.problems.dump();
-    check(info.train.tokens > 0,
-          "no training tokens came out of %s documents (problems: %s)\nHINT: look at --text-key; with --val-fraction, one document is not "
-          "enough: see --split-documents",
-          grouped(info.val.documents).c_str(), problem_counts.c_str());
-    if (options.val_fraction > 0 && info.val.tokens == 0) {
-        fprintf(stderr,
-                "tokenize: no document fell to validation: there are only %s\nHINT: --split-documents or --doc-separator makes more of a "
-                ".txt\n",
-                grouped(info.train.documents).c_str());
-    }
-    train.finish();
-    val.finish();
-    info.train.shards = train.shards();
-    info.val.shards = val.shards();
-    remove_old_set(options.out);
-    train.publish();
-    val.publish();
-    write_token_set_info(side_path(options.out), info);  // last: it vouches for the shards
-
-    print_split("train", options.out, info.train);
-    print_split("val", options.out + VAL_SUFFIX, info.val);
-    printf("problems: %s\n", problem_counts.c_str());
-}
 
 // ---------------------------------------------------------------------------------------------------------------
 // Shards -> something to look at
@@ -206,7 +43,7 @@ void inspect(const Options& options) {
                 const TokenSetInfo& info = side->info;
                 printf("  set    %s (%s): %s documents, %s tokens, %s bytes of text; problems: %s\n", side->path.c_str(),
                        side->is_val ? "val" : "train", grouped(side->split().documents).c_str(), grouped(side->split().tokens).c_str(),
-                       grouped(side->split().text_bytes).c_str(), info.problems.empty() ? "none" : info.problems.dump().c_str());
+                       grouped(side->split().text_bytes).c_str(), counts_text(info.problems).c_str());
                 printf("  ids    %s '%s' (xxh3 %s), vocabulary %s; a document %s BOS (%d) and %s EOS (%d)\n", info.tokenizer_kind.c_str(),
                        info.tokenizer_file.c_str(), info.tokenizer_hash.c_str(), grouped(info.vocab).c_str(),
                        info.bos ? "starts with" : "has no", info.bos_id, info.eos ? "ends with" : "no", info.eos_id);
@@ -281,19 +118,20 @@ void train_tokenizer(const Options& options) {
           options.out.c_str());
     prepare_out(options.out);
     const OutLock lock(options.out);
-    Pipeline pipeline(options, nullptr);
-    i64 documents = 0;
+    const std::vector<InputFile> files = list_inputs(options.inputs, options.read.input_format);
+    const Filter filter(options.filter);
+    Pipeline pipeline(options, files, filter, nullptr);
+    Summary summary(files, options.stop_on_error);
     const std::string model = train_sentencepiece(options.training, [&](std::string& text) {
         Work* work = pipeline.next();
-        if (work == nullptr) { return false; }
-        text = std::move(work->doc.text);
-        documents++;
-        return true;
+        while (work && !summary.add(*work)) { work = pipeline.next(); }
+        if (work) { text = std::move(work->text); }
+        return work != nullptr;
     });
     write_file_atomically(options.out, model);
-    const auto json = pipeline.problems().to_json();
+    const SourceCounts all = summary.total();
     printf("%s: %s pieces (%s) from %s documents; problems: %s\n", options.out.c_str(), grouped(options.training.vocab_size).c_str(),
-           options.training.model_type.c_str(), grouped(documents).c_str(), json.empty() ? "none" : json.dump().c_str());
+           options.training.model_type.c_str(), grouped(all.documents).c_str(), counts_text(all.problems).c_str());
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -360,6 +198,18 @@ Options parse_options(CLI::App& app, int argc, char** argv) {
        app.add_option("--on-error", on_error,
                       "Broken lines: skip (and count) or stop. Bytes that are not UTF-8 become U+FFFD and count as broken"),
        CLI::IsMember({"skip", "stop"}));
+    in({T, M},
+       app.add_option("--signals", o.filter.signals, "RedPajama-V2: the folder of quality signals, which mirrors that of the documents"));
+    in({T, M},
+       app.add_option("--keep", o.filter.keep,
+                      "Keep only documents for which this holds, such as 'rps_doc_word_count>=50' or 'bucket=head': a signal of the "
+                      "whole document, or a field of the record. May be repeated. Documents without such a value are dropped")
+           ->allow_extra_args(false));
+    in({T, M},
+       app.add_option("--drop-ids", o.filter.drop_ids,
+                      "Drop the documents that this file lists, one id a line (plain, .gz, .zst): SNAPSHOT/SHARD/NAME.json.gz/LINE, "
+                      "the last three parts of the file's path and the record's line, from 0"));
+    in({T}, app.add_flag("--resume", o.resume, "Go on where an earlier run of the same command was killed, stopped or failed"));
     in({T, M}, app.add_option("--threads", o.threads, "0: one per CPU. The output does not depend on it"), CLI::Range(0, 1024));
     app.add_flag("--inspect", inspect, "Show shards");
     app.add_flag("--decode", decode, "Write the text of shards to standard output");

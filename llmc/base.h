@@ -156,9 +156,10 @@ public:
         const size_t put = fwrite(data, 1, bytes, file_);
         check(put == bytes, "cannot write '%s': %s", path_.c_str(), strerror(errno));
     }
-    // Flushes to the disk itself, then closes.
+    // What was written is on the disk itself.
+    void sync() { check(fflush(file_) == 0 && fsync(fileno(file_)) == 0, "cannot write '%s': %s", path_.c_str(), strerror(errno)); }
     void sync_and_close() {
-        check(fflush(file_) == 0 && fsync(fileno(file_)) == 0, "cannot write '%s': %s", path_.c_str(), strerror(errno));
+        sync();
         close();
     }
     void close() {
@@ -231,13 +232,25 @@ inline void sync_folder(const std::string& folder) {
     check(error == 0 || unknown_here, "cannot sync the folder '%s': %s", folder.c_str(), strerror(error));
 }
 
-// Writes aside, syncs, renames: a reader sees the old file or the new one.
-inline void write_file_atomically(const std::string& path, std::string_view content) {
-    const std::string aside = path + ".tmp";
+constexpr char ASIDE_SUFFIX[] = ".tmp";  // of what is not complete yet
+
+// Writes aside and syncs; rename_file() then makes it appear at once. Returns the name aside.
+inline std::string write_file_aside(const std::string& path, std::string_view content) {
+    const std::string aside = path + ASIDE_SUFFIX;
     try {
         File file(aside, "wb");
         file.write(content.data(), content.size());
         file.sync_and_close();
+    } catch (...) {
+        unlink(aside.c_str());
+        throw;
+    }
+    return aside;
+}
+// A reader sees the old file or the new one.
+inline void write_file_atomically(const std::string& path, std::string_view content) {
+    const std::string aside = write_file_aside(path, content);
+    try {
         rename_file(aside, path);
     } catch (...) {
         unlink(aside.c_str());

@@ -42,11 +42,32 @@ inline std::string shard_path(const std::string& prefix, i64 index) { return for
 
 struct ShardInfo {
     std::string file;  // without its folder, so that a set can be moved
-    i64 tokens;
+    i64 tokens = 0;
+    std::string xxh3;  // of the whole file, in hex; "": not known
 };
 
+inline std::string hex64(uint64_t value) { return format("%016llx", (unsigned long long)value); }
+
+// XXH3 of a file's bytes in hex, as `xxhsum -H3` prints it. Calls read(bytes) after each piece.
+template <typename Function>
+std::string file_xxh3(const std::string& path, Function read) {
+    File file(path, "rb");
+    std::vector<char> buffer(1 << 20);
+    const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
+    XXH3_64bits_reset(state.get());
+    while (const size_t n = fread(buffer.data(), 1, buffer.size(), file.handle())) {
+        XXH3_64bits_update(state.get(), buffer.data(), n);
+        read(n);
+    }
+    check(!ferror(file.handle()), "cannot read '%s': %s", path.c_str(), strerror(errno));
+    return hex64(XXH3_64bits_digest(state.get()));
+}
+inline std::string file_xxh3(const std::string& path) {
+    return file_xxh3(path, [](size_t) {});
+}
+
 // Cuts a stream of ids into shards. They are written aside as PREFIX_000000.bin.tmp and appear under their names at publish(); without it
-// nothing is left behind.
+// nothing is left behind, unless it is to be taken up again.
 class ShardWriter {
 public:
     ShardWriter(const std::string& prefix, i64 vocab, i64 shard_tokens)
@@ -57,7 +78,7 @@ public:
     ShardWriter(const ShardWriter&) = delete;
     ShardWriter& operator=(const ShardWriter&) = delete;
     ~ShardWriter() {
-        if (published_) { return; }
+        if (kept_) { return; }
         for (size_t i = 0; i < shards_.size(); i++) { unlink(aside(i).c_str()); }
     }
 
@@ -67,7 +88,8 @@ public:
         while (!ids.empty()) {
             if (file_ && shards_.back().tokens == shard_tokens_) { close_shard(); }
             if (!file_) { open_shard(); }
-            const std::span<const int32_t> part = ids.first(std::min<size_t>(ids.size(), shard_tokens_ - shards_.back().tokens));
+            const size_t room = shard_tokens_ - shards_.back().tokens;
+            const std::span<const int32_t> part = ids.first(std::min({ids.size(), room, IDS_AT_ONCE}));
             if (format_.bytes_per_token == SHARD_16_BIT.bytes_per_token) {
                 write_part<uint16_t>(part);
             } else {
@@ -78,25 +100,65 @@ public:
         }
     }
 
+    // What is written so far is on the disk, aside.
+    void sync() {
+        if (file_) { file_->sync(); }
+    }
+    // It stays there, whatever comes: resume(shards()) goes on from the last sync().
+    void keep() { kept_ = true; }
+    void discard() { kept_ = false; }
+    // Takes up what keep() left: `shards` as it was then. What was written after it is thrown away.
+    void resume(const std::vector<ShardInfo>& shards) {
+        kept_ = true;
+        for (size_t i = 0; i < shards.size(); i++) { check_left(aside(i), shards[i]); }
+        shards_ = shards;
+        if (shards_.empty() || !shards_.back().xxh3.empty()) { return; }
+        const i64 size = file_bytes(shards_.back().tokens);
+        file_ = std::make_unique<File>(aside(shards_.size() - 1), "r+b");
+        check(ftruncate(fileno(file_->handle()), size) == 0 && fseeko(file_->handle(), size, SEEK_SET) == 0,
+              "cannot cut '%s' to %lld bytes: %s", file_->path().c_str(), (long long)size, strerror(errno));
+    }
+    // Takes up a publish() that was broken off.
+    void resume_publish(const std::vector<ShardInfo>& shards) {
+        kept_ = true;
+        for (size_t i = 0; i < shards.size(); i++) { check_left(path_exists(aside(i)) ? aside(i) : shard_path(prefix_, i), shards[i]); }
+        shards_ = shards;
+    }
+    // Whether this shard is still to get its name.
+    bool is_aside(i64 index) const { return path_exists(aside(index)); }
+
     // Ends the last shard: everything is on the disk, still aside.
     void finish() {
         if (file_) { close_shard(); }
     }
+    // May be repeated after it was broken off.
     void publish() {
         finish();
-        published_ = true;
-        for (size_t i = 0; i < shards_.size(); i++) { rename_file(aside(i), shard_path(prefix_, i)); }
+        kept_ = true;
+        for (size_t i = 0; i < shards_.size(); i++) {
+            if (is_aside(i)) { rename_file(aside(i), shard_path(prefix_, i)); }
+        }
         sync_folder(parent_folder(prefix_));
     }
 
 private:
-    std::string aside(i64 index) const { return shard_path(prefix_, index) + ".tmp"; }
+    static constexpr size_t IDS_AT_ONCE = 1 << 16;
+
+    std::string aside(i64 index) const { return shard_path(prefix_, index) + ASIDE_SUFFIX; }
+    i64 file_bytes(i64 tokens) const { return SHARD_HEADER_BYTES + tokens * format_.bytes_per_token; }
+    // An open shard (one without a checksum) may have more than was noted.
+    void check_left(const std::string& path, const ShardInfo& shard) const {
+        const i64 found = File(path, "rb").size(), wanted = file_bytes(shard.tokens);
+        check(found == wanted || (found > wanted && shard.xxh3.empty()),
+              "'%s' has %lld bytes, wanted %lld to go on\nHINT: it was changed since the run was broken off; begin anew", path.c_str(),
+              (long long)found, (long long)wanted);
+    }
 
     ShardHeader header(i64 tokens) const { return {format_.magic, format_.version, narrow<int32_t>(tokens), {}}; }
 
     void open_shard() {
         const i64 index = shards_.size();
-        shards_.push_back({base_name(shard_path(prefix_, index)), 0});
+        shards_.push_back({base_name(shard_path(prefix_, index)), 0, ""});
         file_ = std::make_unique<File>(aside(index), "wb");
         const ShardHeader h = header(0);  // its count is known only at the end
         file_->write(&h, sizeof h);
@@ -106,24 +168,25 @@ private:
         const ShardHeader h = header(shards_.back().tokens);
         file_->write(&h, sizeof h);
         file_->sync_and_close();
+        shards_.back().xxh3 = file_xxh3(file_->path());
         file_.reset();
     }
     template <typename Id>
     void write_part(std::span<const int32_t> ids) {
-        std::vector<Id> narrowed(ids.size());
+        Id narrowed[IDS_AT_ONCE];
         for (size_t i = 0; i < ids.size(); i++) {
             check(ids[i] >= 0 && ids[i] < vocab_, "the tokenizer gave id %d, outside its vocabulary of %lld", ids[i], (long long)vocab_);
             narrowed[i] = (Id)ids[i];
         }
-        file_->write(narrowed.data(), narrowed.size() * sizeof(Id));
+        file_->write(narrowed, ids.size() * sizeof(Id));
     }
 
     std::string prefix_;
     i64 vocab_, shard_tokens_;
     ShardFormat format_;
-    std::unique_ptr<File> file_;
     std::vector<ShardInfo> shards_;
-    bool published_ = false;
+    std::unique_ptr<File> file_;  // of the last shard, while it is open
+    bool kept_ = false;
 };
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -141,22 +204,25 @@ struct TokenSetInfo {
     bool bos = false, eos = false;  // does each document start with BOS, end with EOS?
     int bos_id = -1, eos_id = -1;
     SplitInfo train, val;
-    nlohmann::ordered_json problems = nlohmann::ordered_json::object();  // what tokenizing skipped or repaired: name -> count
+    using Json = nlohmann::ordered_json;
+    Json problems = Json::object(), dropped = Json::object();  // what was skipped or repaired, what a filter left out: name -> count
+    Json sources = Json::array();                              // the same counts for each input
+    std::string run;                                           // hash of the inputs and of the options that shape the set
 };
 
 inline nlohmann::ordered_json split_to_json(const SplitInfo& split) {
     nlohmann::ordered_json json = {{"documents", split.documents}, {"tokens", split.tokens}, {"text_bytes", split.text_bytes}};
     json["shards"] = nlohmann::ordered_json::array();
-    for (const ShardInfo& s : split.shards) { json["shards"].push_back({{"file", s.file}, {"tokens", s.tokens}}); }
+    for (const ShardInfo& s : split.shards) { json["shards"].push_back({{"file", s.file}, {"tokens", s.tokens}, {"xxh3", s.xxh3}}); }
     return json;
 }
 inline SplitInfo split_from_json(const nlohmann::ordered_json& json) {
     SplitInfo split = {json.at("documents"), json.at("tokens"), json.at("text_bytes"), {}};
-    for (const auto& s : json.at("shards")) { split.shards.push_back({s.at("file"), s.at("tokens")}); }
+    for (const auto& s : json.at("shards")) { split.shards.push_back({s.at("file"), s.at("tokens"), s.value("xxh3", "")}); }
     return split;
 }
 
-inline void write_token_set_info(const std::string& path, const TokenSetInfo& info) {
+inline std::string token_set_text(const TokenSetInfo& info) {
     nlohmann::ordered_json json;
     json["format"] = TOKEN_SET_FORMAT;
     json["tokenizer"] = {{"file", info.tokenizer_file}, {"kind", info.tokenizer_kind}, {"xxh3", info.tokenizer_hash},
@@ -166,8 +232,12 @@ inline void write_token_set_info(const std::string& path, const TokenSetInfo& in
     json["train"] = split_to_json(info.train);
     json["val"] = split_to_json(info.val);
     json["problems"] = info.problems;
-    write_file_atomically(path, json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+    json["dropped"] = info.dropped;
+    json["sources"] = info.sources;
+    json["run"] = info.run;
+    return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
+inline void write_token_set_info(const std::string& path, const TokenSetInfo& info) { write_file_atomically(path, token_set_text(info)); }
 
 // Nothing if there is no such file, or if it is somebody else's JSON.
 inline std::optional<TokenSetInfo> read_token_set_info(const std::string& path) {
@@ -188,6 +258,9 @@ inline std::optional<TokenSetInfo> read_token_set_info(const std::string& path) 
         info.train = split_from_json(json.at("train"));
         info.val = split_from_json(json.at("val"));
         info.problems = json.at("problems");
+        info.dropped = json.value("dropped", info.dropped);  // files of older programs have none of these
+        info.sources = json.value("sources", info.sources);
+        info.run = json.value("run", "");
     } catch (const nlohmann::json::exception& e) {
         die("'%s' is not what ./tokenize writes: %s\nHINT: tokenize again, or delete the file to train without it", path.c_str(), e.what());
     }

@@ -93,6 +93,7 @@ fi
 
 suite 'end to end' dev/test/e2e.py
 suite 'end to end, training data' dev/test/e2e_loader.py
+suite 'end to end, data' dev/test/e2e_data.py
 suite 'scripts of data/sets' dev/test/data_sets.py
 
 # The sanitized builds, made in the background above.

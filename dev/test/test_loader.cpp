@@ -344,7 +344,7 @@ TEST_F(Loader, IdentityChangesWithTheStreamOnly) {
         TokenSetInfo info;
         info.tokenizer_hash = hash;
         info.vocab = 100;
-        info.train = {1, 20000, 20000, {{"x_000000.bin", 20000}}};
+        info.train = {1, 20000, 20000, {{"x_000000.bin", 20000, ""}}};
         write_token_set_info(path("e/x.json"), info);
         contents.insert(identity(path("e/*.bin"), 4, 1));
     }
