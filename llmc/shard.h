@@ -3,6 +3,8 @@
 // A shard is 256 int32 (magic, version, number of tokens, zeros), then the ids as uint16 or uint32; all little-endian.
 #pragma once
 
+#include <xxhash.h>
+
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
