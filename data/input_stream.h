@@ -128,6 +128,13 @@ private:
         pollfd poll_fd = {fd_, POLLIN, 0};
         while (size_ < 0 && poll(&poll_fd, 1, MILLISECONDS) <= 0) { check_stop_signal(); }
     }
+    // Whoever feeds a pipe may have ended from the signal (Ctrl-C) that is about to reach us: then this is not the input's end.
+    void wait_at_end_of_pipe() const {
+        if (size_ >= 0) { return; }
+        constexpr int MICROSECONDS = 50'000;
+        usleep(MICROSECONDS);
+        check_stop_signal();
+    }
     // The next bytes of the file itself, up to `bytes`; fewer than `least` (of a pipe; of a file all) only at its end.
     size_t read_file(char* out, size_t bytes, size_t least = 1) {
         const i64 wanted = size_ < 0 ? bytes : std::min<i64>(bytes, size_ - file_at_);
@@ -137,7 +144,10 @@ private:
             const ssize_t n = ::read(fd_, out + done, wanted - done);
             if (n < 0 && errno == EINTR) { continue; }
             check(n >= 0, "cannot read '%s' at byte %lld: %s", path_.c_str(), (long long)(file_at_ + done), strerror(errno));
-            if (n == 0) { break; }
+            if (n == 0) {
+                wait_at_end_of_pipe();
+                break;
+            }
             done += n;
         }
         file_at_ += done;

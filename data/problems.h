@@ -17,11 +17,12 @@ enum class Problem {
     no_signals,
     invalid_utf8,
     lone_surrogate,
+    encoded_in_parts,
     COUNT
 };
 struct ProblemKind {
     const char* name;  // as PREFIX.json counts it
-    bool skips;        // false: what is wrong is replaced by U+FFFD, or what came before is kept
+    bool skips;        // the document; false: it is kept, repaired as the report says
 };
 constexpr ProblemKind PROBLEM_KINDS[] = {
     {"lines_not_json", true},
@@ -35,6 +36,7 @@ constexpr ProblemKind PROBLEM_KINDS[] = {
     {"files_without_signals", false},
     {"documents_with_invalid_utf8", false},
     {"documents_with_lone_surrogates", false},
+    {"documents_encoded_in_parts", false},
 };
 static_assert(std::size(PROBLEM_KINDS) == (size_t)Problem::COUNT);
 
