@@ -173,7 +173,7 @@ public:
             split.documents++;
             split.tokens += tokens;
             split.text_bytes += work.text_bytes;
-            summary_.add_tokens(work, tokens, std::count(work.ids.begin(), work.ids.end(), tokenizer_.unknown_id));
+            summary_.add_tokens(work, tokens, tokenizer_);
             shard_full_ = shard_full_ || (shards > 0 && writer.shards().size() > shards);
         }
         state_.position = work.after;

@@ -163,12 +163,6 @@ private:
         if (work.kept) {
             work.text_bytes = doc.text.size();
             if (tokenizer_) {
-                if (doc.text.size() > tokenizer_->whole_text_bytes) {
-                    work.problems.push_back(
-                        {Problem::encoded_in_parts, format("%s:%lld: a text of %zu MiB, encoded in parts: this tokenizer takes more memory "
-                                                           "than there may be for the whole",
-                                                           raw.file->path.c_str(), (long long)raw.line, doc.text.size() >> 20)});
-                }
                 work.ids = tokenizer_->encode(doc.text);
             } else {
                 work.text = doc.text;

@@ -17,7 +17,6 @@ enum class Problem {
     no_signals,
     invalid_utf8,
     lone_surrogate,
-    encoded_in_parts,
     COUNT
 };
 struct ProblemKind {
@@ -36,7 +35,6 @@ constexpr ProblemKind PROBLEM_KINDS[] = {
     {"files_without_signals", false},
     {"documents_with_invalid_utf8", false},
     {"documents_with_lone_surrogates", false},
-    {"documents_encoded_in_parts", false},
 };
 static_assert(std::size(PROBLEM_KINDS) == (size_t)Problem::COUNT);
 

@@ -57,10 +57,13 @@ public:
         source.text_bytes += work.text_bytes;
         return work.kept;
     }
-    void add_tokens(const Work& work, i64 tokens, i64 unknown) {
+    // Of a document that is kept: tokens as they go into the set, and what is not wrong with it, but worth knowing.
+    void add_tokens(const Work& work, i64 tokens, const Tokenizer& tokenizer) {
         SourceCounts& source = sources_[source_of_[work.file - files_.data()]];
         source.tokens += tokens;
+        const i64 unknown = std::count(work.ids.begin(), work.ids.end(), tokenizer.unknown_id);
         if (unknown > 0) { source.problems["characters_unknown_to_the_tokenizer"] += unknown; }
+        if ((size_t)work.text_bytes > tokenizer.whole_text_bytes) { source.problems["documents_encoded_in_parts"]++; }
     }
 
     // Of all sources.
