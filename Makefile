@@ -58,7 +58,7 @@ $(BUILD)/unit_tests: $(patsubst %,$(BUILD)/test_%.o,model ops attention data tok
 $(BUILD)/test_comm $(BUILD)/test_launch: %: %.o $(OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash -lgtest
 # Those that run ranks as threads: what the thread sanitizer watches.
-$(BUILD)/rank_tests: $(patsubst %,$(BUILD)/test_%.o,model checkpoint loader) $(OBJECTS)
+$(BUILD)/rank_tests: $(patsubst %,$(BUILD)/test_%.o,model checkpoint loader token_file) $(OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash -lgtest -lgtest_main
 unit_tests: $(UNIT_TESTS)
 

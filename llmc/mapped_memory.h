@@ -40,6 +40,7 @@ public:
     static MappedMemory anonymous(i64 bytes, const std::string& what) {
         MappedMemory memory;
         memory.map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, what);
+        madvise(memory.data_, bytes, MADV_HUGEPAGE);  // a hint; arrays are read at random places
         return memory;
     }
 

@@ -310,10 +310,11 @@ std::string TokenFile::describe() const {
 i64 TokenFile::tokens() const { return index_ ? index_->tokens() : tokens_; }
 
 void TokenFile::read(i64 begin, i64 count, i64 vocab, int32_t* out) const {
-    check(begin >= 0 && count >= 0 && count <= tokens() - begin, "'%s': tokens [%lld, %lld) are not among its %lld", path_.c_str(),
-          (long long)begin, (long long)(begin + count), (long long)tokens());
+    const i64 n = tokens();
+    check(begin >= 0 && count >= 0 && count <= n - begin, "'%s': tokens [%lld, %lld) are not among its %lld", path_.c_str(),
+          (long long)begin, (long long)(begin + count), (long long)n);
     if (!index_ || index_->contiguous()) {
-        const i64 data = index_ && tokens() > 0 ? index_->pointer(0) : data_;
+        const i64 data = index_ && n > 0 ? index_->pointer(0) : data_;
         return read_ids(data + begin * bytes_per_token(), count, vocab, out, begin, -1);
     }
     for (MegatronPosition at = index_->find(begin); count > 0; at = {at.sequence + 1, 0}) {

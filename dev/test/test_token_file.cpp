@@ -4,6 +4,7 @@
 
 #include <sys/stat.h>
 
+#include <atomic>
 #include <thread>
 
 #include "llmc/megatron.h"
@@ -431,17 +432,21 @@ TEST_F(TokenFiles, CutFilesAndThreads) {
         const std::string message = failure_of([&] { all_of(*file); }).message;
         for (const char* part : {"m.bin", "byte 9", "HINT"}) { EXPECT_SAYS(message, part); }
     }
-    const TokenFile shard(write_shard("s", iota_ids(50'000)));
+    std::vector<int64_t> ids(50'000);
+    std::iota(ids.begin(), ids.end(), 0);
+    write_file("t.bin", stored<uint16_t>(ids));
+    write_file("t.idx", index(8, {30'000, 20'000}, {0, 60'000}, {0, 1, 2}));
+    const TokenFile shard(write_shard("s", iota_ids(50'000))), set(path("t"));  // the set's index is read when the first thread asks
     std::vector<std::thread> threads;
     std::atomic<int> good = 0;
     for (int t = 0; t < 4; t++) {
         threads.emplace_back([&, t] {
-            std::vector<int32_t> ids(100);
+            std::vector<int32_t> part(100);
             bool same = true;
             for (int i = 0; i < 200; i++) {
                 const i64 begin = (i * 7919 + t * 104729) % 49'900;
-                shard.read(begin, 100, 65536, ids.data());
-                same = same && ids == iota_ids(100, (int32_t)begin);
+                (i % 2 == 0 ? set : shard).read(begin, 100, 65536, part.data());
+                same = same && part == iota_ids(100, (int32_t)begin);
             }
             good += same;
         });
