@@ -403,6 +403,7 @@ void MegatronWriter::write_header() {
 }
 
 void MegatronWriter::write(std::span<const int32_t> ids) {
+    if (ids.empty()) { return; }
     if (type_ == IdType::uint16) {
         write_as<uint16_t>(ids);
     } else {
