@@ -28,6 +28,7 @@ constexpr KnownFormat KNOWN_FORMATS[] = {
     {"TNTIDX", "an old Megatron index (TNTIDX)", "only MMIDIDX sets are read; tokenize the text again with ./tokenize or a newer Megatron"},
     {"BIN.TOK\n", "an llmq token file", TOKENIZE_AGAIN},
     {"\x93NUMPY", "a NumPy array", TOKENIZE_AGAIN},
+    {"PAR1", "a Parquet file", "it holds text: make JSON Lines of it, then shards with ./tokenize"},
     {"version https://git-lfs", "a Git LFS pointer, not the file itself", "run git lfs pull"},
     {"\x1f\x8b", "a gzip file", "unpack it; if it holds text, ./tokenize reads it as it is"},
     {"\x28\xb5\x2f\xfd", "a zstd file", "unpack it; if it holds text, ./tokenize reads it as it is"},
@@ -272,7 +273,8 @@ void TokenFile::check_size(i64 size, i64 tokens) const {
           path_.c_str(), (long long)size, (long long)wanted, (long long)tokens, bytes_per_token());
 }
 
-// The unused tail of a packed shard holds the separator over and over; the first of that run is the last document's own.
+// The unused tail of a packed shard holds the separator over and over; the first of that run is the last document's own. Nothing else tells
+// the tail, so a full shard that happens to end with one id n times is taken to be n - 1 tokens shorter.
 i64 TokenFile::tokens_before_filler(const File& file) const {
     constexpr i64 PIECE = 1 << 16;
     const i64 bytes = bytes_per_token();

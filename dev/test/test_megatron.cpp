@@ -314,6 +314,29 @@ TEST_F(Megatron, CacheIsNamedByAllThatTheOrderDependsOn) {
     EXPECT_EQ(files_after({0, 100}, 64, 100, 1), 21);
 }
 
+// Beyond 2^31 entries the indices are int64, which no test can afford: the arrays themselves, as numpy.save would write them.
+TEST_F(Megatron, ArraysAreNumPysFiles) {
+    const std::string spaces(128, ' ');
+    for (const bool wide : {false, true}) {
+        IndexArray array(wide ? IndexArray::Type::int64 : IndexArray::Type::uint32, 3, wide ? 2 : 0);
+        array.create_file(path("a.npy"));
+        array.fill([&](auto* values) {
+            for (i64 i = 0; i < (wide ? 6 : 3); i++) { values[i] = ((i64)1 << (wide ? 40 : 31)) + i; }
+        });
+        array.sync(path("a.npy"));
+        std::string wanted = std::string("\x93NUMPY\1\0v\0", 10) + (wide ? "{'descr': '<i8', 'fortran_order': False, 'shape': (3, 2), }"
+                                                                         : "{'descr': '<u4', 'fortran_order': False, 'shape': (3,), }");
+        wanted = (wanted + spaces).substr(0, 127) + "\n";
+        EXPECT_EQ(read_text_file(path("a.npy")).substr(0, 128), wanted);
+        EXPECT_EQ(std::filesystem::file_size(path("a.npy")), wide ? 128u + 48u : 128u + 12u);
+        IndexArray same(wide ? IndexArray::Type::int64 : IndexArray::Type::uint32, 3, wide ? 2 : 0), other(IndexArray::Type::int32, 3, 0);
+        ASSERT_TRUE(same.open(path("a.npy")));
+        EXPECT_EQ(same[2], ((i64)1 << (wide ? 40 : 31)) + 2);
+        EXPECT_FALSE(other.open(path("a.npy")));
+        EXPECT_FALSE(other.open(path("nope.npy")));
+    }
+}
+
 TEST_F(Megatron, BrokenCaches) {
     const auto file = write_set(pseudo_random_lengths(100));
     const auto order = [&] { return std::make_unique<MegatronOrder>(file, Range{0, 100}, 64, 100, 1, path("cache")); };
