@@ -131,23 +131,37 @@ def random_words(count, seed):
         yield ' ' * rng.randrange(2) + ''.join(rng.choice(parts if i % 2 else letters) for _ in range(length))
 
 
+def wild_merges(count, seed):
+    """Merges in an order that no training gives: the result of one may be part of another that comes before it, or of two."""
+    rng = random.Random(seed)
+    tokens, merges = ['a', 'b', 'c'], set()
+    while len(merges) < count:
+        pair = (rng.choice(tokens), rng.choice(tokens))
+        if len(''.join(pair)) <= 6:
+            merges.add(pair)
+            tokens.append(''.join(pair))
+    merges = sorted(merges)
+    rng.shuffle(merges)
+    return merges
+
+
 def make(out):
     os.makedirs(out, exist_ok=True)
-    merges = train(TEXT, 300)
-    vocab = {t: i for i, t in enumerate([CHARACTER[b] for b in PRINTABLE + sorted(set(range(256)) - set(PRINTABLE))] + [a + b for a, b in merges] + [END_OF_TEXT])}
-    shuffled = list(merges)
-    random.Random(1).shuffle(shuffled)
-    models = {'': Gpt2(vocab, merges), 'shuffled-': Gpt2(vocab, shuffled)}
-    with open(f'{out}/vocab.json', 'w', encoding='ascii') as f:
-        json.dump(vocab, f)
-        f.write('\n')
-    for name, order in (('', merges), ('shuffled-', shuffled)):
-        with open(f'{out}/{name}merges.txt', 'w', encoding='utf-8') as f:
-            f.write('#version: 0.2\n' + ''.join(f'{a} {b}\n' for a, b in order))
-    texts = [TEXT, '', ' ', 'a', 'aaaaaaaa', ' ' * 20, '\n\n\n', ' \n \n x', "'s", "don't we'll 'RE", END_OF_TEXT, *random_texts(200, 1), *random_words(100, 2)]
+    texts = [TEXT, '', ' ', 'a', 'aaaaaaaa', ' ' * 20, '\n\n\n', ' \n \n x', "'s", "don't we'll 'RE", END_OF_TEXT, *random_texts(200, 1), *random_words(50, 2)]
+    rng = random.Random(3)
+    wild_texts = [''.join(rng.choice('abc'[:rng.randrange(1, 4)]) for _ in range(rng.randrange(1, 40) if i else 400)) for i in range(300)]
     with open(f'{out}/texts.jsonl', 'w', encoding='ascii') as f:
-        for t in texts:
-            f.write(json.dumps({'text': t, 'ids': models[''](t), 'shuffled': models['shuffled-'](t)}, separators=(',', ':')) + '\n')
+        for name, merges, of_name in (('', train(TEXT, 300), texts), ('wild-', wild_merges(60, 4), wild_texts)):
+            alphabet = [CHARACTER[b] for b in PRINTABLE + sorted(set(range(256)) - set(PRINTABLE))]
+            vocab = {t: i for i, t in enumerate([*alphabet, *dict.fromkeys(a + b for a, b in merges), END_OF_TEXT])}
+            with open(f'{out}/{name}vocab.json', 'w', encoding='ascii') as g:
+                json.dump(vocab, g)
+                g.write('\n')
+            with open(f'{out}/{name}merges.txt', 'w', encoding='utf-8') as g:
+                g.write('#version: 0.2\n' + ''.join(f'{a} {b}\n' for a, b in merges))
+            encode = Gpt2(vocab, merges)
+            for t in of_name:
+                f.write(json.dumps({'vocab': f'{name}vocab.json', 'text': t, 'ids': encode(t)}, separators=(',', ':')) + '\n')
     with open(f'{out}/words.crc32', 'w', encoding='ascii') as f:
         f.writelines(f'{block_checksum(first):08x}\n' for first in range(0, 0x110000, BLOCK))
 

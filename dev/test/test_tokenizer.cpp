@@ -355,7 +355,7 @@ TEST(SentencePieceBpe, EqualsTheLibraryOnRandomModels) {
     const std::vector<std::string> alphabet = {"a", "b", "c", "\xC3\xA9", "\xE2\x96\x81"},
                                    in_text = {"a", "b", "c", "a", "b", "c", "\xC3\xA9", " ", "?", "\xE4\xBD\xA0"};
     std::mt19937 random(1);
-    for (int m = 0; m < 300; m++) {
+    for (int m = 0; m < (SANITIZED ? 50 : 300); m++) {
         ModelMaker maker;
         maker.byte_fallback = random() % 2;
         maker.adds_space = random() % 4 != 0;
@@ -482,7 +482,7 @@ TEST_F(TokenizerTest, BrokenModelsAreRefusedOrWork) {
 TEST(SentencePieceBpe, ThreadsAndAFullCacheChangeNothing) {
     const auto tokenizer = make_sentencepiece_tokenizer("", small_model());
     std::string text;
-    for (int i = 0; i < 300000; i++) { text += format(" x%de", i); }
+    for (int i = 0; i < (SANITIZED ? 20000 : 300000); i++) { text += format(" x%de", i); }
     const std::vector<int32_t> ids = tokenizer->encode(text);
     EXPECT_TRUE(tokenizer->decode(ids) == text);
     std::vector<std::thread> threads;
@@ -525,8 +525,11 @@ TEST_F(TokenizerTest, ForeignTokenizersAreNamed) {
 // Every code point beside letters, numbers, marks, spaces: where words end. The texts are make_gpt2_goldens.py's in_contexts().
 TEST(Gpt2, WordsEndWhereTheReferenceEndsThem) {
     std::istringstream golden(read_text_file(GOLDEN + "words.crc32"));
-    constexpr uint32_t BLOCK = 1024;
+    constexpr uint32_t BLOCK = 1024, STEP = SANITIZED ? 16 : 1;
     for (uint32_t first = 0; first < CODE_POINTS; first += BLOCK) {
+        std::string expected;
+        ASSERT_TRUE(std::getline(golden, expected));
+        if (first / BLOCK % STEP != 0) { continue; }
         uint32_t checksum = 0;
         for (uint32_t code = first; code < first + BLOCK; code++) {
             if (code >= 0xD800 && code < 0xE000) { continue; }
@@ -539,31 +542,27 @@ TEST(Gpt2, WordsEndWhereTheReferenceEndsThem) {
                 rest.remove_prefix(length);
             }
         }
-        std::string expected;
-        ASSERT_TRUE(std::getline(golden, expected));
         ASSERT_EQ(format("%08x", checksum), expected) << format("a code point from U+%04X on", first);
     }
 }
 
 // Also with merges in an order that no training gives: there it matters that all places of a pair merge at once.
-TEST_F(TokenizerTest, Gpt2IdsEqualTheReferences) {
-    std::filesystem::copy_file(GOLDEN + "vocab.json", path("shuffled-vocab.json"));
-    std::filesystem::copy_file(GOLDEN + "shuffled-merges.txt", path("shuffled-merges.txt"));
-    const auto trained = load_tokenizer(GOLDEN + "vocab.json"), shuffled = load_tokenizer(path("shuffled-merges.txt"));
+TEST(Gpt2, IdsEqualTheReferences) {
+    std::map<std::string, std::unique_ptr<Tokenizer>> tokenizers;
+    std::map<std::string, i64> texts;
     std::istringstream golden(read_text_file(GOLDEN + "texts.jsonl"));
-    i64 texts = 0, different = 0;
-    for (std::string line; std::getline(golden, line); texts++) {
+    for (std::string line; std::getline(golden, line);) {
         const auto record = nlohmann::json::parse(line);
-        const std::string text = record.at("text");
-        const std::vector<int32_t> ids = trained->encode(text), other = shuffled->encode(text);
-        ASSERT_EQ(ids, record.at("ids").get<std::vector<int32_t>>()) << quoted(text);
-        ASSERT_EQ(other, record.at("shuffled").get<std::vector<int32_t>>()) << quoted(text);
-        EXPECT_EQ(trained->decode(ids), text);
-        EXPECT_EQ(shuffled->decode(other), text);
-        different += ids != other;
+        const std::string vocab = record.at("vocab"), text = record.at("text");
+        std::unique_ptr<Tokenizer>& tokenizer = tokenizers[vocab];
+        if (!tokenizer) { tokenizer = load_tokenizer(GOLDEN + vocab); }
+        const std::vector<int32_t> ids = tokenizer->encode(text);
+        ASSERT_EQ(ids, record.at("ids").get<std::vector<int32_t>>()) << vocab << ": " << quoted(text);
+        EXPECT_EQ(tokenizer->decode(ids), text);
+        texts[vocab]++;
     }
-    EXPECT_GT(texts, 200);
-    EXPECT_GT(different, 10);
+    EXPECT_GT(texts["vocab.json"], 200);
+    EXPECT_GT(texts["wild-vocab.json"], 200);
 }
 
 TEST_F(TokenizerTest, Gpt2FilesByAnyName) {
