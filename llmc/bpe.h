@@ -69,7 +69,7 @@ public:
     // The ids of a segment of at most MAX_BYTES, from 1 on: what is kept, else what encode(ids) appends. Good until the next call.
     template <typename Encode>
     std::span<const int32_t> ids_of(std::string_view segment, const Encode& encode) {
-        Entry& entry = entries_[XXH3_64bits(segment.data(), segment.size()) % entries_.size()];
+        Entry& entry = entries_[XXH3_64bits(segment.data(), segment.size()) % ENTRIES];
         if (entry.bytes == segment.size() && memcmp(entry.text, segment.data(), segment.size()) == 0) { return {entry.id, entry.ids}; }
         ids_.clear();
         encode(ids_);
@@ -88,7 +88,8 @@ private:
         char text[MAX_BYTES];
         int32_t id[8];
     };
-    std::vector<Entry> entries_ = std::vector<Entry>(1 << 17);  // 8 MiB
+    static constexpr size_t ENTRIES = 1 << 17;  // of 64 bytes: 8 MiB
+    std::vector<Entry> entries_ = std::vector<Entry>(ENTRIES);
     std::vector<int32_t> ids_;
 };
 

@@ -1,6 +1,8 @@
 // bench_parse.cpp: reading and parsing alone, without a tokenizer: what dev/bench/bench_tokenize.py sets beside the whole.
 //
 //   build/bench_parse THREADS INPUT...      prints seconds, documents, bytes of text
+#include <chrono>
+
 #include "data/pipeline.h"
 
 int main(int argc, char** argv) {
@@ -9,14 +11,17 @@ int main(int argc, char** argv) {
         PipelineOptions options;
         options.threads = atoi(argv[1]);
         options.inputs.assign(argv + 2, argv + argc);
-        const double start = seconds_now();
+        const auto start = std::chrono::steady_clock::now();
+        const std::vector<InputFile> files = list_inputs(options.inputs, options.read.input_format);
+        const Filter filter(options.filter);
+        Pipeline pipeline(options, files, filter, nullptr);
         i64 documents = 0, bytes = 0;
-        Pipeline pipeline(options, nullptr);
         while (const Work* work = pipeline.next()) {
             documents++;
             bytes += work->text_bytes;
         }
-        printf("%.3f %lld %lld\n", seconds_now() - start, (long long)documents, (long long)bytes);
+        printf("%.3f %lld %lld\n", std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), (long long)documents,
+               (long long)bytes);
         return EXIT_OK;
     } catch (const Error& e) {
         fprintf(stderr, "bench_parse: %s\n", e.what());
