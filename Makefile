@@ -1,6 +1,7 @@
 # make              ./train_gpt ./test_gpt ./tokenize: the CPU build
 # make test         builds and runs every test that needs no GPU; the last line is 'N passed, N failed'
 # make bench        speed against the named peers, as ratios measured in one run
+# make fuzz         build/fuzz/fuzz: parsers of foreign files, fed with anything (dev/fuzz/run.sh runs it)
 # make bench_loader build/bench_loader: tokens a second that the loader hands out
 # make demo         text to a trained model in a few minutes (scripts/quickstart.sh)
 # make clean
@@ -15,6 +16,9 @@ CXX := g++
 
 # -Wno-restrict: g++ 12 warns of std::string itself (its bug 105651).
 CXXFLAGS := -std=c++20 -O3 -march=native -fno-math-errno -fno-trapping-math -g1 -Wall -Wextra -Wno-restrict -I. -MMD -MP -pthread
+ifneq ($(findstring clang,$(CXX)),)
+  CXXFLAGS += -Wno-unknown-warning-option
+endif
 LDFLAGS := -pthread
 LDLIBS :=
 ifeq ($(GEMM),dnnl)
@@ -38,7 +42,7 @@ endif
 DATA_OBJECTS := $(addprefix $(BUILD)/,tokenizer.o sentencepiece.o gpt2_bpe.o token_file.o megatron.o)
 OBJECTS := $(addprefix $(BUILD)/,ops.o comm_mpi.o launch.o flags.o) $(DATA_OBJECTS)
 
-.PHONY: all unit_tests test bench bench_loader demo clean FORCE
+.PHONY: all unit_tests test bench bench_loader fuzz demo clean FORCE
 all: train_gpt test_gpt tokenize
 	@echo "train_gpt  trainer, generation, evaluation: CPU, GEMM $(GEMM), MPI $(MPI), fp32 and bf16"
 	@echo "test_gpt   goldens: ./test_gpt, or ./test_gpt --golden DIR --init-from HF_DIR --batch FILE.i32"
@@ -64,6 +68,11 @@ unit_tests: $(UNIT_TESTS)
 
 $(BUILD)/bench_ops: $(BUILD)/bench_ops.o $(OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash
+# Fuzz targets (dev/fuzz/fuzz.cpp); dev/fuzz/run.sh builds them with what there is: clang's libFuzzer, or g++.
+fuzz:
+	dev/fuzz/run.sh 0
+$(BUILD)/fuzz: $(BUILD)/fuzz.o $(DATA_OBJECTS)
+	$(CXX) $(LDFLAGS) $^ -o $@ -lsentencepiece_train -lsentencepiece -lxxhash -lsimdjson -lz -lzstd
 bench_loader: $(BUILD)/bench_loader
 $(BUILD)/bench_loader: $(BUILD)/bench_loader.o $(BUILD)/token_file.o $(BUILD)/megatron.o
 	$(CXX) $(LDFLAGS) $^ -o $@ -lxxhash
@@ -92,6 +101,8 @@ $(BUILD)/%.o: llmc/%.cpp $(BUILD)/flags.txt
 $(BUILD)/%.o: data/%.cpp $(BUILD)/flags.txt
 	$(CXX) $(CXXFLAGS) $(COLD) -c $< -o $@
 $(BUILD)/%.o: dev/test/%.cpp $(BUILD)/flags.txt
+	$(CXX) $(CXXFLAGS) $(COLD) -c $< -o $@
+$(BUILD)/%.o: dev/fuzz/%.cpp $(BUILD)/flags.txt
 	$(CXX) $(CXXFLAGS) $(COLD) -c $< -o $@
 $(BUILD)/%.o: dev/bench/%.cpp $(BUILD)/flags.txt
 	$(CXX) $(CXXFLAGS) -c $< -o $@

@@ -406,7 +406,7 @@ private:
         const i64 n = s.windows(), epoch = index / n;
         if (order_ == WindowOrder::sequential) { return read_window(s, index % n, out); }
         std::optional<EpochOrder>& now = epoch_orders_[source];
-        if (!now || now->epoch != epoch) { now.emplace(epoch, Permutation(n, mix64(mix64(mix64(seed_) ^ source) ^ epoch))); }
+        if (!now || now->epoch != epoch) { now = EpochOrder{epoch, Permutation(n, mix64(mix64(mix64(seed_) ^ source) ^ epoch))}; }
         read_window(s, now->permutation(index % n), out);
     }
 

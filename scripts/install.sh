@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/install.sh [build] [demo] [test]   installs from Debian what is missing, and says what and why.
+# scripts/install.sh [build] [demo] [test] [fuzz]   installs from Debian what is missing, and says what and why.
 #
 # What is there already, from wherever, is found by looking for it (a command, a header, a Python module), and then nothing is done:
 # no root, no network. Debian 12 and 13 and their derivatives; on other systems it lists what to install.
@@ -35,6 +35,10 @@ zstd                command zstd                          the tests of data/sets
 locales             file /usr/share/i18n/locales/de_DE    a locale with a decimal comma
 procps              command pgrep                         tests look for processes that must have ended
 '
+FUZZ='
+clang               command clang++                       dev/fuzz: the compiler that has libFuzzer
+libclang-rt-dev     fuzzer clang++                        dev/fuzz: libFuzzer itself
+'
 
 fail() {
     printf 'install.sh: %s\n' "$@" >&2
@@ -47,6 +51,8 @@ there() {  # kind name
         file) [ -e "$2" ] ;;
         header) command -v g++ > /dev/null &&
             printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$2" | g++ -x c++ -fsyntax-only - 2> /dev/null ;;
+        fuzzer) echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' |
+            "$2" -x c++ -fsanitize=fuzzer - -o /dev/null 2> /dev/null ;;
         # Debian's Python: the scripts run with it, whatever other Python comes first in the PATH.
         python) /usr/bin/python3 -c "import importlib.util as u, sys; sys.exit(u.find_spec('$2') is None)" 2> /dev/null ;;
     esac
@@ -58,9 +64,10 @@ for group in "${@:-all}"; do
         build) wanted+=$BUILD ;;
         demo) wanted+=$DEMO ;;
         test) wanted+=$TEST ;;
+        fuzz) wanted+=$FUZZ ;;
         all) wanted+=$BUILD$DEMO$TEST ;;
         *)
-            printf 'usage: scripts/install.sh [build] [demo] [test]   (no group: all of them)\n' >&2
+            printf 'usage: scripts/install.sh [build] [demo] [test] [fuzz]   (no group: all but fuzz)\n' >&2
             exit 2
             ;;
     esac

@@ -5,6 +5,7 @@
 # 2. goldens of an independent float64 program, at several T and p, as threads and under mpirun; those of ../shared where it is there
 # 3. the programs as a user runs them (dev/test/e2e*.py)
 # 4. the same unit tests under the address and undefined-behaviour sanitizers, the in-process ranks under the thread sanitizer
+# 5. every parser of foreign files, fed with anything for a moment (dev/fuzz/run.sh)
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 passed=0 failed=0
@@ -65,7 +66,7 @@ rm -f build/address.done build/thread.done
 sanitized() {  # folder, -fsanitize=, programs
     nice make -j"$jobs" SANITIZE="$2" GEMM=plain MPI=0 BUILD="build/$1" ${3//@/build/$1} > "build/$1.log" 2>&1 && touch "build/$1.done"
 }
-(sanitized address address,undefined '@/unit_tests @/test_comm @/test_launch'; sanitized thread thread '@/rank_tests @/test_comm @/test_launch') &
+(sanitized address address,undefined '@/unit_tests @/test_comm @/test_launch'; sanitized thread thread '@/rank_tests @/test_comm @/test_launch'; nice dev/fuzz/run.sh 0) &
 
 gtest 'unit tests' build/unit_tests
 gtest 'collectives' build/test_comm
@@ -111,6 +112,8 @@ for sanitizer in address thread; do
     gtest "collectives, $sanitizer" "$folder/test_comm"
     gtest "launch, $sanitizer" "$folder/test_launch"
 done
+
+one 'fuzz targets, two seconds each' dev/fuzz/run.sh 2
 
 say "everything that was printed: $log"
 echo "$passed passed, $failed failed"

@@ -394,14 +394,20 @@ Samples megatron_samples(const Documents& documents, Range range, i64 S, i64 wan
     for (const i64 j : shuffle) { found.ids.emplace_back(&flat[j * S], &flat[j * S] + S + 1); }
     return found;
 }
-// Which source each of n windows of a blend comes from, for weights of any sum: the one furthest behind.
-std::vector<size_t> blend(const std::vector<double>& weights, i64 n) {
-    const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+// Which source each of n windows of a blend comes from: the one furthest behind its share. Megatron divides the weights by their sum twice.
+std::vector<size_t> blend(std::vector<double> weights, i64 n) {
+    for (int twice = 0; twice < 2; twice++) {
+        const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+        for (double& w : weights) { w /= sum; }
+    }
     std::vector<i64> drawn(weights.size());
     std::vector<size_t> picks;
     for (i64 i = 0; i < n; i++) {
         std::vector<double> behind;
-        for (size_t d = 0; d < weights.size(); d++) { behind.push_back(weights[d] / sum * (double)std::max<i64>(i, 1) - (double)drawn[d]); }
+        for (size_t d = 0; d < weights.size(); d++) {
+            const volatile double due = weights[d] * (double)std::max<i64>(i, 1);  // not fused
+            behind.push_back(due - (double)drawn[d]);
+        }
         picks.push_back(std::max_element(behind.begin(), behind.end()) - behind.begin());
         drawn[picks.back()]++;
     }
@@ -478,6 +484,14 @@ TEST_F(Loader, MegatronsBlendIsItsRule) {
     }
     const DataLoader loader(megatron_request_for(spec, S, 77, N));
     for (const i64 dp : {1, 2, 3}) { EXPECT_TRUE(stream_ids(loader, N, 8 * dp, dp) == ids); }
+    // 6:4:4 is where one bit of a share decides a tie: divided by their sum once only, the weights would give another eighth window.
+    DataLoader tie("6:" + path("set3") + ",4:" + path("set4") + ",4:" + path("set5"), 2, ANY_VOCAB, 1, WindowOrder::shuffled);
+    for (const size_t d : blend({6, 4, 4}, 100)) {
+        std::vector<i64> after = tie.state().drawn;
+        after[d]++;
+        tie.next(1, 0, 0, nullptr);
+        EXPECT_EQ(tie.state().drawn, after);
+    }
     // One set with a weight is a blend for Megatron, too; without one it is asked for N samples.
     for (const bool weighted : {false, true}) {
         i64 n = 0, wanted = 0;

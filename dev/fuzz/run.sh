@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# dev/fuzz/run.sh [SECONDS [TARGET...]]   feeds every parser of foreign bytes with anything, SECONDS (60) a target; see fuzz.cpp.
+# dev/fuzz/run.sh 0                       only builds
+#
+# With clang and its libFuzzer (scripts/install.sh fuzz) what is found grows build/fuzz/corpus; with g++ alone seeds are only mutated. Both
+# under the address and undefined-behaviour sanitizers. A find is kept in build/fuzz/finds, and the exit code is 1; to run it again:
+#     FUZZ=TARGET build/fuzz/fuzz FILE
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+seconds=${1:-60}
+shift
+
+compiler=g++ sanitize=address,undefined
+if echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' |
+    clang++ -x c++ -fsanitize=fuzzer,address - -o /dev/null 2> /dev/null; then
+    compiler=clang++ sanitize=fuzzer,address,undefined
+fi
+mkdir -p build/fuzz/finds
+make -j"$(nproc)" CXX=$compiler SANITIZE=$sanitize GEMM=plain MPI=0 BUILD=build/fuzz build/fuzz/fuzz > build/fuzz/build.log 2>&1 || {
+    tail -n 40 build/fuzz/build.log
+    exit 1
+}
+[ "$seconds" -gt 0 ] || exit 0
+
+export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+targets=$(FUZZ_SEEDS=build/fuzz/seeds build/fuzz/fuzz) || exit 1
+failed=0
+# shellcheck disable=SC2086
+for target in ${@:-$targets}; do
+    mkdir -p "build/fuzz/corpus/$target"
+    if (cd build/fuzz/finds && FUZZ=$target ../fuzz -max_total_time="$seconds" -entropic=0 -timeout=20 -rss_limit_mb=2048 -max_len=16384 -artifact_prefix="$target-" \
+        "../corpus/$target" "../seeds/$target" > "../$target.log" 2>&1); then
+        printf '%-16s %s\n' "$target" "$(grep -a '^Done' "build/fuzz/$target.log" | tail -n 1)"
+    else
+        printf '%-16s FIND\n' "$target"
+        grep -a -v '^#\|^INFO\|NEW_FUNC' "build/fuzz/$target.log" | tail -n 40
+        failed=1
+    fi
+done
+exit $failed
