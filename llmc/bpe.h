@@ -109,7 +109,7 @@ public:
             uint64_t key = UINT64_MAX;
             bool yes = false;
         };
-        std::vector<Compatible> compatible = std::vector<Compatible>(1 << 15);
+        std::vector<Compatible> compatible = std::vector<Compatible>(1 << 16);
     };
     // A unit of text: its symbol, and how many bytes of text it is.
     struct Unit {

@@ -1,3 +1,4 @@
+// gpt2_bpe.cpp: GPT-2's words, files and ids.
 #include "llmc/gpt2_bpe.h"
 
 #include <array>

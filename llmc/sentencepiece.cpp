@@ -1,3 +1,4 @@
+// sentencepiece.cpp: SentencePiece models: loaded and decoded by the library, encoded by it or by sentencepiece_bpe.h.
 #include "llmc/sentencepiece.h"
 
 #include <sentencepiece_processor.h>

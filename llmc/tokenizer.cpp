@@ -1,3 +1,4 @@
+// tokenizer.cpp: which file is which tokenizer.
 #include "llmc/tokenizer.h"
 
 #include <xxhash.h>
