@@ -99,6 +99,21 @@ inline void check_replaceable(const std::string& prefix) {
     });
 }
 
+// What is written aside appears, in place of the set that had this name (old: its files, without folder). May be repeated after a break.
+inline void publish_set(const std::string& prefix, const TokenSetInfo& info, const std::vector<std::string>& old,
+                        const std::vector<ShardWriter*>& writers) {
+    const std::string side = side_path(prefix), folder = parent_folder(prefix), aside = write_file_aside(side, token_set_text(info));
+    unlink(side.c_str());  // first: shards without it are nobody's
+    for (const std::string& name : old) {
+        const bool is_new = std::any_of(writers.begin(), writers.end(), [&](const ShardWriter* w) { return w->has(name); }) &&
+                            !path_exists(folder + "/" + name + ASIDE_SUFFIX);
+        if (!is_new) { unlink((folder + "/" + name).c_str()); }
+    }
+    for (ShardWriter* w : writers) { w->publish(); }
+    rename_file(aside, side);  // last: it vouches for the shards
+    sync_folder(folder);
+}
+
 // So that what is done is kept. The second signal ends the program at once.
 inline void stop_cleanly_on_signals() {
     struct sigaction action = {};
@@ -117,6 +132,16 @@ inline std::unique_ptr<Tokenizer> load_checked_tokenizer(const ShardOptions& opt
         usage_error("tokenizer '%s' has no EOS id to end documents with\nHINT: --no-eos", options.tokenizer.c_str());
     }
     return tokenizer;
+}
+
+inline void check_no_run_left(const std::string& prefix) {
+    const std::string state = run_state_path(prefix);
+    check(!path_exists(state), "--out '%s': a run that was broken off left '%s'\nHINT: its command with --resume goes on from there; %s",
+          prefix.c_str(), state.c_str(), begin_anew_hint(prefix).c_str());
+}
+// Left by a run that was killed before it had a state.
+inline void remove_asides(const std::string& prefix) {
+    for_each_shard_file(prefix, ASIDE_SUFFIX, [](const std::string& path, const std::string&) { unlink(path.c_str()); });
 }
 
 // A set on its way from documents to files, and its state on the disk.
@@ -143,16 +168,14 @@ public:
 
     // Finds out what an earlier run left. False if there is nothing to do: the set is complete.
     bool begin() {
-        const bool left = path_exists(run_state_path(options_.out));
-        check(options_.resume || !left, "--out '%s': a run that was broken off left '%s'\nHINT: --resume goes on from there; %s",
-              options_.out.c_str(), run_state_path(options_.out).c_str(), begin_anew_hint(options_.out).c_str());
-        if (left) {
+        if (options_.resume && path_exists(run_state_path(options_.out))) {
             take_up();
             return true;
         }
+        check_no_run_left(options_.out);
         if (const auto old = read_token_set_info(side_path(options_.out)); options_.resume && old && old->run == run()) { return false; }
         check_replaceable(options_.out);
-        for_each_shard_file(options_.out, ASIDE_SUFFIX, [](const std::string& path, const std::string&) { unlink(path.c_str()); });
+        remove_asides(options_.out);
         return true;
     }
 
@@ -213,15 +236,7 @@ public:
             state_.publishing = true;
             save();
         }
-        const std::string side = side_path(options_.out), aside = write_file_aside(side, token_set_text(info()));
-        unlink(side.c_str());  // first: shards without it are nobody's
-        for (const std::string& old : state_.replaces) {
-            if (!is_published(old)) { unlink((parent_folder(options_.out) + "/" + old).c_str()); }
-        }
-        train_.publish();
-        val_.publish();
-        rename_file(aside, side);  // last: it vouches for the shards
-        sync_folder(parent_folder(side));
+        publish_set(options_.out, info(), state_.replaces, {&train_, &val_});
         unlink(run_state_path(options_.out).c_str());
     }
 
@@ -261,20 +276,11 @@ private:
         train_.resume(state_.train.shards);
         val_.resume(state_.val.shards);
         for_each_shard_file(options_.out, ASIDE_SUFFIX, [&](const std::string& path, const std::string& name) {  // begun after the state
-            if (!is_ours(name)) { unlink(path.c_str()); }
+            if (!train_.has(name) && !val_.has(name)) { unlink(path.c_str()); }
         });
         fprintf(stderr, "tokenize: going on after %s documents, in input %s of %zu\n", grouped(state_.position.ordinal).c_str(),
                 grouped(state_.position.file + 1).c_str(), state_.inputs->size());
     }
-    bool is_ours(const std::string& name) const {
-        return std::any_of(train_.shards().begin(), train_.shards().end(), [&](const ShardInfo& s) { return s.file == name; }) ||
-               std::any_of(val_.shards().begin(), val_.shards().end(), [&](const ShardInfo& s) { return s.file == name; });
-    }
-    // Whether the file of that name is already one of the new set.
-    bool is_published(const std::string& name) const {
-        return is_ours(name) && !path_exists(parent_folder(options_.out) + "/" + name + ASIDE_SUFFIX);
-    }
-
     const ShardOptions& options_;
     const Tokenizer& tokenizer_;
     Summary summary_;
@@ -286,9 +292,11 @@ private:
 
 inline void print_split(const char* name, const std::string& prefix, const SplitInfo& split) {
     if (split.tokens == 0) { return; }
-    printf("%-5s %s documents, %s tokens, %s bytes of text (%.3f per token), %zu shard(s): %s%s\n", name, grouped(split.documents).c_str(),
-           grouped(split.tokens).c_str(), grouped(split.text_bytes).c_str(), (double)split.text_bytes / (double)split.tokens,
-           split.shards.size(), shard_path(prefix, 0).c_str(), split.shards.size() > 1 ? " ..." : "");
+    const std::string text = split.text_bytes == 0 ? ""
+                                                   : format(", %s bytes of text (%.3f per token)", grouped(split.text_bytes).c_str(),
+                                                            (double)split.text_bytes / (double)split.tokens);
+    printf("%-5s %s documents, %s tokens%s, %zu shard(s): %s%s\n", name, grouped(split.documents).c_str(), grouped(split.tokens).c_str(),
+           text.c_str(), split.shards.size(), shard_path(prefix, 0).c_str(), split.shards.size() > 1 ? " ..." : "");
 }
 
 // All documents -> shards, still aside.

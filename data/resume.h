@@ -16,8 +16,6 @@ struct RunState {
     std::vector<std::string> replaces;  // publishing: shards of the set that had this name, without folder
 };
 
-inline std::string run_state_path(const std::string& prefix) { return prefix + ".resume.json"; }
-
 // Names what to delete to begin anew.
 inline std::string begin_anew_hint(const std::string& prefix) {
     return format("to begin anew, delete '%s' and %s_*.bin%s", run_state_path(prefix).c_str(), prefix.c_str(), ASIDE_SUFFIX);

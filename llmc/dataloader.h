@@ -116,6 +116,14 @@ inline void check_not_train_and_val(const std::string& pattern, const std::vecto
     }
 }
 
+// Shards that have their names while their set is not complete: ./tokenize ended in the moment of publishing.
+inline void check_complete(const std::string& shard) {
+    std::string prefix = shard_prefix(shard);
+    if (prefix.ends_with(VAL_SUFFIX) && !path_exists(run_state_path(prefix))) { prefix.resize(prefix.size() - strlen(VAL_SUFFIX)); }
+    check(prefix.empty() || !path_exists(run_state_path(prefix)),
+          "data '%s': its set is not complete: there is '%s'\nHINT: ./tokenize --resume", shard.c_str(), run_state_path(prefix).c_str());
+}
+
 // Fills info and text_bytes_per_token from the side files of the shards' sets, if every set has one.
 inline void read_side_files(DataSource& source) {
     std::vector<std::string> seen;
@@ -126,7 +134,9 @@ inline void read_side_files(DataSource& source) {
         const std::string prefix = shard_prefix(path);
         if (std::find(seen.begin(), seen.end(), prefix) != seen.end()) { continue; }
         seen.push_back(prefix);
-        const std::optional<SideFile> side = prefix.empty() ? std::nullopt : find_side_file(path, f.file->tokens());
+        std::optional<SideFile> side = prefix.empty() ? std::nullopt : find_side_file(path, f.file->tokens());
+        if (!side) { check_complete(path); }
+        if (side && side->info.tokenizer_hash.empty()) { side.reset(); }  // converted ids of a tokenizer that nobody named
         complete = complete && side;
         if (!side) { continue; }
         if (source.info && source.info->tokenizer_hash != side->info.tokenizer_hash) {

@@ -126,8 +126,10 @@ public:
         for (size_t i = 0; i < shards.size(); i++) { check_left(path_exists(aside(i)) ? aside(i) : shard_path(prefix_, i), shards[i]); }
         shards_ = shards;
     }
-    // Whether this shard is still to get its name.
-    bool is_aside(i64 index) const { return path_exists(aside(index)); }
+    // By its name, without folder.
+    bool has(const std::string& file) const {
+        return std::any_of(shards_.begin(), shards_.end(), [&](const ShardInfo& s) { return s.file == file; });
+    }
 
     // Ends the last shard: everything is on the disk, still aside.
     void finish() {
@@ -138,7 +140,7 @@ public:
         finish();
         kept_ = true;
         for (size_t i = 0; i < shards_.size(); i++) {
-            if (is_aside(i)) { rename_file(aside(i), shard_path(prefix_, i)); }
+            if (path_exists(aside(i))) { rename_file(aside(i), shard_path(prefix_, i)); }
         }
         sync_folder(parent_folder(prefix_));
     }
@@ -203,6 +205,7 @@ struct SplitInfo {
 struct TokenSetInfo {
     std::string tokenizer_file, tokenizer_kind, tokenizer_hash;
     i64 vocab = 0;
+    int bytes_per_token = 0;        // 0: as llm.c's shards have it for this vocabulary
     bool bos = false, eos = false;  // does each document start with BOS, end with EOS?
     int bos_id = -1, eos_id = -1;
     SplitInfo train, val;
@@ -230,7 +233,7 @@ inline std::string token_set_text(const TokenSetInfo& info) {
     json["tokenizer"] = {{"file", info.tokenizer_file}, {"kind", info.tokenizer_kind}, {"xxh3", info.tokenizer_hash},
                          {"vocab", info.vocab},         {"bos_id", info.bos_id},       {"eos_id", info.eos_id}};
     json["documents"] = {{"start_with_bos", info.bos}, {"end_with_eos", info.eos}};
-    json["bytes_per_token"] = shard_format(info.vocab).bytes_per_token;
+    json["bytes_per_token"] = info.bytes_per_token > 0 ? info.bytes_per_token : shard_format(info.vocab).bytes_per_token;
     json["train"] = split_to_json(info.train);
     json["val"] = split_to_json(info.val);
     json["problems"] = info.problems;
@@ -279,27 +282,36 @@ inline std::string shard_prefix(const std::string& path) {
 
 constexpr char VAL_SUFFIX[] = "_val";  // validation shards of PREFIX are PREFIX_val_000000.bin ...
 
-// The side file that belongs to a shard (of the set or of its validation part), and which of its splits lists that shard
-// with that many tokens (another number: it is about an older shard of this name).
+// From this file ./tokenize --resume goes on with the set PREFIX.
+inline std::string run_state_path(const std::string& prefix) { return prefix + ".resume.json"; }
+
+// The side file that speaks of a file of tokens: of its set or of its validation part, or of the Megatron set that it is.
 struct SideFile {
     std::string path;
     TokenSetInfo info;
     bool is_val;
+    ShardInfo shard;  // what it says of this file
     const SplitInfo& split() const { return is_val ? info.val : info.train; }
 };
-inline std::optional<SideFile> find_side_file(const std::string& shard, i64 tokens) {
+inline std::optional<SideFile> find_side_file(const std::string& shard) {
     const std::string prefix = shard_prefix(shard);
     std::vector<std::string> candidates;
     if (!prefix.empty()) { candidates.push_back(prefix + ".json"); }
     if (prefix.ends_with(VAL_SUFFIX)) { candidates.push_back(prefix.substr(0, prefix.size() - strlen(VAL_SUFFIX)) + ".json"); }
+    if (prefix.empty() && shard.ends_with(".bin")) { candidates.push_back(shard.substr(0, shard.size() - strlen(".bin")) + ".json"); }
     for (const std::string& path : candidates) {
         const std::optional<TokenSetInfo> info = read_token_set_info(path);
         if (!info) { continue; }
         for (const bool is_val : {false, true}) {
             for (const ShardInfo& s : (is_val ? info->val : info->train).shards) {
-                if (s.file == base_name(shard) && s.tokens == tokens) { return SideFile{path, *info, is_val}; }
+                if (s.file == base_name(shard)) { return SideFile{path, *info, is_val, s}; }
             }
         }
     }
     return {};
+}
+// The same, if it lists the file with that many tokens: otherwise it is about an older one of this name.
+inline std::optional<SideFile> find_side_file(const std::string& shard, i64 tokens) {
+    std::optional<SideFile> side = find_side_file(shard);
+    return side && side->shard.tokens == tokens ? side : std::nullopt;
 }

@@ -126,11 +126,7 @@ public:
 
     std::string feed(int32_t id) {
         const Piece& piece = tokenizer_.piece(id);
-        if (piece.kind == PieceKind::control) {
-            std::string rest = flush();
-            at_start_ = true;
-            return rest;
-        }
+        if (piece.kind == PieceKind::control) { return end_of_text(); }
         std::string_view bytes = piece.bytes;
         const bool strip = at_start_ && (tokenizer_.adds_space || tokenizer_.trims_spaces) && piece.kind == PieceKind::text;
         if (strip && bytes.starts_with(' ')) { bytes.remove_prefix(1); }
@@ -139,6 +135,11 @@ public:
         return take_complete();
     }
 
+    // What a control id does: the next id begins another text.
+    std::string end_of_text() {
+        at_start_ = true;
+        return flush();
+    }
     // The end: what is held back comes as U+FFFD.
     std::string flush() {
         std::string out;

@@ -5,7 +5,7 @@
 
 The oracle of every resumed run is the unbroken one, byte for byte; that of the filters is written here in Python.
 """
-import array, atexit, gzip, hashlib, json, os, random, resource, shutil, signal, struct, subprocess, sys, tempfile, time
+import array, atexit, gzip, json, os, random, resource, shutil, signal, struct, subprocess, sys, tempfile, time
 
 import e2e
 from e2e import ROOT, STARTED, TOKENIZE, expect
@@ -392,8 +392,6 @@ def test_redpajama_v2_filters(d):
     os.rename(f'{d}/rp2/quality_signals/2023-06/0001', f'{d}/rp2/quality_signals/2023-06/0002')
     r = ok(args + ['--out', f'{d}/n/s', f'{d}/rp2/documents'])
     expect(json.load(open(f'{d}/n/s.json'))['problems']['files_without_signals'] == 1 and b'0001/en_head.json.gz' in r.stderr, r.stderr)
-    shutil.copytree(f'{d}/rp2/quality_signals/2023-06/0002', f'{d}/flat')
-    refused(args[:4] + ['--signals', f'{d}/flat', '--out', f'{d}/w/s', f'{d}/rp2/documents/2023-06/0000'], 1, 'HINT', 'en_head') if False else None
     write(f'{d}/rp2/quality_signals/2023-06/0001/en_head.signals.json.gz', gzip.compress(b'{"id": "2023-06/0001/en_head.json.gz/3"}\nrubbish\n{"id": "2023-06/0001/en_head.json.gz/1"}\n{"id": "x"}\n'))
     ok(args + ['--out', f'{d}/b/s', f'{d}/rp2/documents'])
     expect(json.load(open(f'{d}/b/s.json'))['problems']['lines_of_signals_broken'] == 4, open(f'{d}/b/s.json').read()[-2000:])
@@ -432,6 +430,174 @@ def test_summary_and_progress(d):
     for source, stdin, known in [(large, None, True), ('-', open(large, 'rb').read(), False)]:
         told = ok(['--tokenizer', model(), '--format', 'jsonl', '--out', f'{d}/p/s', source], env={'LD_PRELOAD': make_preload()}, stdin=stdin).stderr.decode()
         expect('MB/s' in told and 'tokens' in told and ('% done' in told) == known and (' left' in told) == known, told[-1000:])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files of ids, as other programs write them
+
+CODES = {'B': 1, 'b': 2, 'h': 3, 'i': 4, 'q': 5, 'H': 8}
+
+
+def megatron_files(prefix, documents, kind):
+    flat = [t for document in documents for t in document]
+    write(prefix + '.bin', array.array(kind, flat).tobytes())
+    pointers, at = [], 0
+    for document in documents:
+        pointers.append(at)
+        at += len(document) * array.array(kind).itemsize
+    n = len(documents)
+    write(prefix + '.idx', b'MMIDIDX\0\0' + struct.pack('<QBQQ', 1, CODES[kind], n, n + 1) + array.array('i', map(len, documents)).tobytes() + array.array('q', pointers).tobytes() + array.array('q', range(n + 1)).tobytes())
+
+
+def packed_file(path, tokens, places, kind, separator):
+    write(path, b'LITPKDS' + struct.pack('<QBQ', 1, CODES[kind], places) + array.array(kind, tokens + [separator] * (places - len(tokens))).tobytes())
+
+
+def shard_ids(path):
+    data = open(path, 'rb').read()
+    magic, version, n = struct.unpack('<3i', data[:12])
+    kind = {20240520: 'H', 20240801: 'I'}[magic]
+    ids = array.array(kind, data[1024:])
+    expect(len(ids) == n, f'{path}: {n} in the header, {len(ids)} in the file')
+    return list(ids), kind
+
+
+def random_documents(rng, n, vocab, end):
+    return [[rng.choice([x for x in (rng.randrange(vocab), rng.randrange(min(vocab, 20))) if x != end] or [1]) for _ in range(rng.choice([0, 1, 5, 50, 200]))] + [end] for _ in range(n)]
+
+
+def test_convert_both_ways(d):
+    rng = random.Random(1)
+    for kind, vocab, extra in [('B', 200, []), ('b', 100, []), ('h', 30000, []), ('H', 65000, []), ('i', 70000, ['--vocab', 70000]), ('q', 70000, []), ('i', 60000, ['--vocab', 60000]), ('q', 60000, ['--vocab', 60000])]:
+        end = vocab - 1
+        documents = random_documents(rng, 60, vocab, end)
+        flat = [t for document in documents for t in document]
+        name = f'{d}/{kind}{vocab}'
+        megatron_files(name, documents, kind)
+        ok(['--convert', 'llm.c', '--eos-id', end, '--shard-tokens', 999, '--out', f'{d}/l/s', name + '.idx'] + extra)
+        found, kinds = [], set()
+        for file in sorted(os.listdir(f'{d}/l')):
+            if file.endswith('.bin'):
+                ids, width = shard_ids(f'{d}/l/{file}')
+                found += ids
+                kinds.add(width)
+        narrow = kind in 'BbhH' or extra == ['--vocab', 60000]
+        expect(found == flat and kinds == {'H' if narrow else 'I'}, f'{kind} {vocab}: other ids, or of width {kinds}')
+        info = json.load(open(f'{d}/l/s.json'))
+        expect(info['train']['documents'] == 60 and info['train']['tokens'] == len(flat) and info['documents']['end_with_eos'] and info['tokenizer']['eos_id'] == end, str(info)[:600])
+        ok(['--verify', f'{d}/l/s.json'])
+        # And back, from the side file alone: as Megatron would have written it.
+        ok(['--convert', 'megatron', '--out', f'{d}/m/s', f'{d}/l/s.json'] + extra)
+        megatron_files(f'{d}/wanted', documents, 'H' if int(info['tokenizer']['vocab']) < 65500 else 'i')
+        for suffix in ('bin', 'idx'):
+            expect(open(f'{d}/m/s.{suffix}', 'rb').read() == open(f'{d}/wanted.{suffix}', 'rb').read(), f'{kind} {vocab}: the .{suffix} that comes back is another')
+        ok(['--verify', f'{d}/m/s'])
+        ok(['--convert', 'llm.c', '--out', f'{d}/again/s', '--shard-tokens', 999, f'{d}/m/s.bin'] + extra)
+        same({k: v for k, v in files(f'{d}/again', 's').items() if k.endswith('.bin')}, {k: v for k, v in files(f'{d}/l', 's').items() if k.endswith('.bin')}, 'there and back again')
+        # A packed shard: its tail is filled with the separator, of which the first may be a document's.
+        packed_file(f'{d}/p_0000000000.bin', flat, len(flat) + 500, kind, end)
+        ok(['--convert', 'llm.c', '--eos-id', end, '--out', f'{d}/packed/s', f'{d}/p_0000000000.bin'] + extra)
+        expect(shard_ids(f'{d}/packed/s_000000.bin')[0] == flat, f'{kind} {vocab}: other ids from a packed shard')
+        for folder in 'l', 'm', 'again', 'packed':
+            shutil.rmtree(f'{d}/{folder}')
+    # What cannot be.
+    megatron_files(f'{d}/x', [[1, 2, 3], [4, 5]], 'i')
+    refused(['--convert', 'llm.c', '--vocab', 5, '--out', f'{d}/e/s', f'{d}/x'], 1, 'id 5', 'x.bin')
+    expect(os.listdir(f'{d}/e') == [], f'left {os.listdir(f"{d}/e")}')
+    r = ok(['--convert', 'llm.c', '--eos-id', 3, '--out', f'{d}/e/s', f'{d}/x'])
+    expect(b'1 of 2 documents do not end with the id 3' in r.stderr, r.stderr)
+    write(f'{d}/s_000000.bin', struct.pack('<3i', 20240520, 1, 3).ljust(1024, b'\0') + array.array('H', [7, 8, 9]).tobytes())
+    refused(['--convert', 'megatron', '--out', f'{d}/e/m', f'{d}/s_000000.bin'], 1, '--eos-id')
+    ok(['--convert', 'megatron', '--eos-id', 8, '--out', f'{d}/e/m', f'{d}/s_000000.bin'])
+    megatron_files(f'{d}/wanted', [[7, 8], [9]], 'i')
+    expect(open(f'{d}/e/m.idx', 'rb').read()[18:] == open(f'{d}/wanted.idx', 'rb').read()[18:] or json.load(open(f'{d}/e/m.json'))['train']['documents'] == 2, 'documents')
+    refused(['--convert', 'megatron', '--eos-id', 8, '--out', f'{d}/x', f'{d}/s_000000.bin'], 1, 'in the way', 'x.bin')
+    refused(['--convert', 'llm.c', '--out', f'{d}/s', f'{d}/x'], 1, 'in the way', 's_000000.bin')
+    refused(['--convert', 'arrow', '--out', f'{d}/s', f'{d}/x'], 2, '--convert')
+    refused(['--convert', 'llm.c', f'{d}/x'], 2, '--out')
+    refused(['--convert', 'llm.c', '--inspect', '--out', f'{d}/s', f'{d}/x'], 2, '--inspect')
+
+
+def test_verify_finds_what_is_wrong(d):
+    ok(['--tokenizer', model(), '--out', f'{d}/s', '--shard-tokens', 2000, '--val-fraction', 0.2, write(f'{d}/in.jsonl', lines(300))])
+    info = json.load(open(f'{d}/s.json'))
+    shards = [s['file'] for split in ('train', 'val') for s in info[split]['shards']]
+    clean = {name: open(f'{d}/{name}', 'rb').read() for name in shards}
+    r = ok(['--verify', f'{d}/s.json'])
+    told = r.stdout.decode().splitlines()
+    expect(len(told) == len(shards) and all(line.startswith('ok ') and 'checksum right' in line for line in told), r.stdout.decode())
+    first, middle, last = shards[0], shards[len(shards) // 2], shards[-1]
+
+    def change(name, at, value=None):
+        data = bytearray(clean[name])
+        data[at] = data[at] ^ 1 if value is None else value
+        return bytes(data)
+    for wrong, words in [({middle: change(middle, 1500)}, ['xxh3']), ({first: change(first, 800)}, ['xxh3']), ({last: change(last, len(clean[last]) - 1, 255)}, ['outside the vocabulary']), ({middle: clean[middle][:-2]}, ['bytes']),
+                         ({last: None, first: change(first, 1024)}, ['xxh3', 'No such file']), ({first: clean[last]}, ['wanted the'])]:
+        for name, data in wrong.items():
+            os.remove(f'{d}/{name}') if data is None else write(f'{d}/{name}', data)
+        r = tokenize(['--verify', f'{d}/s.json'])
+        told = r.stdout.decode().splitlines()
+        expect(r.returncode == 1 and len(told) == len(shards) and all(line.startswith('ok ') != any(name in line.split(': ')[0] for name in wrong) for line in told), r.stdout.decode() + r.stderr.decode())
+        expect(all(any(word in line for line in told if line.startswith('FAIL')) for word in words), f'{words} {r.stdout.decode()}')
+        for name in wrong:
+            write(f'{d}/{name}', clean[name])
+    expect(tokenize(['--verify', f'{d}/{first}', f'{d}/none', f'{d}/s.json']).stdout.decode().count('\n') == len(shards) + 2, 'it does not look at all files')
+    write(f'{d}/alone_000000.bin', clean[first])
+    expect(b'vocabulary is not known' in ok(['--verify', f'{d}/alone_000000.bin']).stdout, 'alone')
+    expect(tokenize(['--verify', '--vocab', 10, f'{d}/alone_000000.bin']).returncode == 1, '--vocab means nothing')
+    # The index of a Megatron set, which no size gives away.
+    ok(['--convert', 'megatron', '--out', f'{d}/m', f'{d}/s.json'])
+    index = bytearray(open(f'{d}/m.idx', 'rb').read())
+    index[34:38], index[38:42] = index[38:42], index[34:38]
+    write(f'{d}/m.idx', bytes(index))
+    expect(tokenize(['--verify', f'{d}/m']).returncode == 1, 'two lengths that changed places are not seen')
+
+
+def test_inspect_and_decode_every_kind(d):
+    text = lines(120, key='text')
+    ok(['--tokenizer', model(), '--out', f'{d}/s', write(f'{d}/in.jsonl', text)])
+    ids, _ = shard_ids(f'{d}/s_000000.bin')
+    documents, at = [], 0
+    while at < len(ids):
+        end = ids.index(2, at) + 1
+        documents.append(ids[at:end])
+        at = end
+    megatron_files(f'{d}/m', documents, 'i')
+    packed_file(f'{d}/p_0000000000.bin', ids, len(ids) + 777, 'H', 2)
+    wanted = ok(['--decode', '--doc-separator', '|', f'{d}/s_000000.bin']).stdout
+    expect(wanted.count(b'\n|\n') == len(documents) - 1 and len(documents) > 100, 'documents')
+    counts = sorted(((ids.count(t), -t) for t in set(ids)), reverse=True)
+    for name in ('s_000000.bin', 's.json', 'm', 'm.bin', 'm.idx', 'p_0000000000.bin'):
+        extra = [] if name.startswith('s') else ['--tokenizer', model()]
+        expect(ok(['--decode', '--doc-separator', '|', f'{d}/{name}'] + extra).stdout == wanted, f'--decode {name}')
+        told = ok(['--inspect', f'{d}/{name}'] + extra).stdout.decode()
+        for part in (f'{len(ids):,} tokens', f'documents {len(documents):,}\n', f'smallest {min(ids)}, largest {max(ids)}, {len(set(ids)):,} different', f'most frequent {-counts[0][1]} ', 'first  ' + ' '.join(map(str, ids[:24])), 'last   ' + ' '.join(map(str, ids[-24:]))):
+            expect(part in told, f'--inspect {name}: {part!r} is not in {told}')
+    # The documents of a Megatron set without marks between them; each begins with the space that the tokenizer adds.
+    megatron_files(f'{d}/bare', [document[:-1] for document in documents], 'H')
+    expect(ok(['--decode', '--doc-separator', '|', '--tokenizer', model(), f'{d}/bare']).stdout == wanted, '--decode without EOS')
+
+
+def test_large_documents_in_little_memory(d):
+    """Documents of 64 MiB in a row on two threads, as a line of JSON and as text, packed and not."""
+    rng = random.Random(2)
+    piece = ' '.join(rng.choices(WORDS, k=40000))
+    text = (piece * ((64 << 20) // len(piece.encode()) + 1)).encode()[:64 << 20].decode(errors='ignore')
+    record = json.dumps({'text': text, 'meta': {}}).encode() + b'\n'
+    inputs = [pack_zstd(write(f'{d}/large.jsonl', record)), write(f'{d}/large.txt', text.encode())]
+    process = start(['--tokenizer', model(), '--threads', 2, '--out', f'{d}/s'] + inputs)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    expect(process.returncode == 0, process.stderr.read().decode()[-1000:])
+    info = json.load(open(f'{d}/s.json'))
+    expect(info['train']['documents'] == 2 and info['train']['text_bytes'] == 2 * len(text.encode()) and not info['problems'], str(info)[:800])
+    expect(usage.ru_maxrss < 1 << 20, f'{usage.ru_maxrss >> 10} MiB at the peak')
+    # One that is too long is passed over and counted, in little memory.
+    with open(f'{d}/long.jsonl', 'wb') as f:
+        f.write(b'{"text": "before"}\n{"text": "'), [f.write(b'x' * (1 << 20)) for _ in range(140)], f.write(b'"}\n{"text": "after"}\n')
+    r = ok(['--tokenizer', model(), '--out', f'{d}/l', f'{d}/long.jsonl'])
+    expect(json.load(open(f'{d}/l.json'))['problems'] == {'documents_too_long': 1} and b'long.jsonl:2' in r.stderr and ok(['--decode', '--doc-separator', '|', f'{d}/l_000000.bin']).stdout == b'before\n|\nafter', r.stderr)
 
 
 if __name__ == '__main__':
