@@ -65,11 +65,12 @@ Converted convert_ids(const std::vector<std::string>& paths, const Known& known,
 
 // What is known must be the same for all files.
 inline Known known_of_all(const ConvertOptions& options, const std::vector<std::string>& paths) {
+    Tokenizers tokenizers;
     std::optional<Known> all;
     i64 fits = 0;
     for (const std::string& path : paths) {
         const TokenFile file(path);
-        Known known = what_is_known(options, file);
+        Known known = what_is_known(options, file, tokenizers);
         fits = std::max(fits, vocab_of_type(file.id_type()));
         if (!all) { all = known; }
         const std::string a = all->side ? all->side->info.tokenizer_hash : "", b = known.side ? known.side->info.tokenizer_hash : "";

@@ -13,6 +13,7 @@ inline void decode(const LookOptions& options) {
                                        : options.doc_separator == "blank-lines" ? "\n"
                                                                                 : options.doc_separator + "\n";
     std::optional<StreamDecoder> decoder;
+    Tokenizers tokenizers;
     Known known;
     bool line_open = false, between = false, any = false;
     const auto put = [&](const std::string& text) {
@@ -26,8 +27,8 @@ inline void decode(const LookOptions& options) {
     for (const std::string& path : token_files(options.inputs)) {
         const TokenFile file(path);
         if (!decoder) {
-            known = what_is_known(options, file);
-            known.tokenizer = tokenizer_for_text(known);
+            known = what_is_known(options, file, tokenizers);
+            known.tokenizer = tokenizer_for_text(known, tokenizers);
             check(known.tokenizer != nullptr, "--decode: no tokenizer known for '%s'\nHINT: --tokenizer FILE", path.c_str());
             known.vocab = known.tokenizer->vocab_size();
             decoder.emplace(*known.tokenizer);

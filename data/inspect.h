@@ -63,11 +63,11 @@ inline void print_ids(const char* name, const std::vector<int32_t>& ids, const T
     if (readable) { printf("         %s\n", quoted(tokenizer->decode(ids)).c_str()); }
 }
 
-inline void inspect_file(const LookOptions& options, const std::string& path) {
+inline void inspect_file(const LookOptions& options, const std::string& path, Tokenizers& tokenizers) {
     constexpr i64 SHOWN = 24, FREQUENT = 8;
     const TokenFile file(path);
-    Known known = what_is_known(options, file);
-    known.tokenizer = tokenizer_for_text(known);
+    Known known = what_is_known(options, file, tokenizers);
+    known.tokenizer = tokenizer_for_text(known, tokenizers);
     known.vocab = 0;  // to look at a file that does not fit its vocabulary, too
     printf("%s: %s, %s tokens\n", path.c_str(), file.describe().c_str(), grouped(file.tokens()).c_str());
     if (known.side) { print_side_file(*known.side); }
@@ -112,5 +112,6 @@ inline void inspect_file(const LookOptions& options, const std::string& path) {
 }
 
 inline void inspect(const LookOptions& options) {
-    for (const std::string& path : token_files(options.inputs)) { inspect_file(options, path); }
+    Tokenizers tokenizers;
+    for (const std::string& path : token_files(options.inputs)) { inspect_file(options, path, tokenizers); }
 }

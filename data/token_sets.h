@@ -41,20 +41,25 @@ struct Known {
     int end_id = -1, start_id = -1;              // what a document ends with, or starts with; -1: no such
 };
 
-// The one used last is kept: it is mostly the same for many files.
-inline std::shared_ptr<const Tokenizer> load_tokenizer_once(const std::string& path) {
-    static std::string last_path;
-    static std::shared_ptr<const Tokenizer> last;
-    if (!last || path != last_path) { last = load_tokenizer(path); }
-    last_path = path;
-    return last;
-}
+// Many files mostly have one tokenizer: the one used last is kept.
+class Tokenizers {
+public:
+    std::shared_ptr<const Tokenizer> load(const std::string& path) {
+        if (!last_ || path != path_) { last_ = load_tokenizer(path); }
+        path_ = path;
+        return last_;
+    }
 
-inline Known what_is_known(const LookOptions& options, const TokenFile& file) {
+private:
+    std::string path_;
+    std::shared_ptr<const Tokenizer> last_;
+};
+
+inline Known what_is_known(const LookOptions& options, const TokenFile& file, Tokenizers& tokenizers) {
     Known known;
     known.side = find_side_file(file.path(), file.tokens());
     const TokenSetInfo* info = known.side ? &known.side->info : nullptr;
-    if (!options.tokenizer.empty()) { known.tokenizer = load_tokenizer_once(options.tokenizer); }
+    if (!options.tokenizer.empty()) { known.tokenizer = tokenizers.load(options.tokenizer); }
     known.vocab = options.vocab > 0 ? options.vocab : known.tokenizer ? known.tokenizer->vocab_size() : info ? info->vocab : 0;
     if (options.eos_id >= 0) {
         known.end_id = options.eos_id;
@@ -68,11 +73,11 @@ inline Known what_is_known(const LookOptions& options, const TokenFile& file) {
 }
 
 // The tokenizer given, else the one that the side file names, if that is to be had.
-inline std::shared_ptr<const Tokenizer> tokenizer_for_text(const Known& known) {
+inline std::shared_ptr<const Tokenizer> tokenizer_for_text(const Known& known, Tokenizers& tokenizers) {
     if (known.tokenizer || !known.side || known.side->info.tokenizer_file.empty()) { return known.tokenizer; }
     const TokenSetInfo& info = known.side->info;
     if (!path_exists(info.tokenizer_file)) { return nullptr; }
-    const auto tokenizer = load_tokenizer_once(info.tokenizer_file);
+    const auto tokenizer = tokenizers.load(info.tokenizer_file);
     check(tokenizer->hash == info.tokenizer_hash,
           "'%s' was made with another tokenizer than the '%s' of today (xxh3 %s, now %s)\nHINT: --tokenizer FILE", known.side->path.c_str(),
           info.tokenizer_file.c_str(), info.tokenizer_hash.c_str(), tokenizer->hash.c_str());

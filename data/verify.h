@@ -10,13 +10,13 @@ inline void check_xxh3(const std::string& path, const std::string& wanted) {
 }
 
 // Throws for what is wrong. Returns what was looked at.
-inline std::string verify_file(const LookOptions& options, const std::string& path) {
+inline std::string verify_file(const LookOptions& options, const std::string& path, Tokenizers& tokenizers) {
     const TokenFile file(path);
     const i64 tokens = file.tokens();
     const auto side = find_side_file(file.path());
     check(!side || side->shard.tokens == tokens, "'%s' has %lld tokens, wanted the %lld that '%s' says", path.c_str(), (long long)tokens,
           (long long)(side ? side->shard.tokens : 0), side ? side->path.c_str() : "");
-    const Known known = what_is_known(options, file);
+    const Known known = what_is_known(options, file, tokenizers);
     ReadingProgress progress(path, tokens);
     int32_t largest = -1;
     for_each_piece(file, known, [&](std::span<const int32_t> ids, bool) {
@@ -37,6 +37,7 @@ inline std::string verify_file(const LookOptions& options, const std::string& pa
 // One line for each file. Returns how many are not as they should be.
 inline i64 verify(const LookOptions& options) {
     i64 failed = 0;
+    Tokenizers tokenizers;
     const auto guarded = [&](const std::string& path, const auto& function) {
         try {
             function();
@@ -49,7 +50,7 @@ inline i64 verify(const LookOptions& options) {
     for (const std::string& input : options.inputs) {
         guarded(input, [&] {
             for (const std::string& path : token_files(input)) {
-                guarded(path, [&] { printf("ok   %s: %s\n", path.c_str(), verify_file(options, path).c_str()); });
+                guarded(path, [&] { printf("ok   %s: %s\n", path.c_str(), verify_file(options, path, tokenizers).c_str()); });
             }
         });
     }
