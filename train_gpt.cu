@@ -1018,7 +1018,8 @@ int train(const Options& o, Ranks& ranks, Run& run, DataSets& sets) {
     auto report_shares = [&](i64 step) {
         const DataLoader& drawn = windows.loader();
         for (size_t s = 0; s < drawn.sources().size(); s++) {
-            log.line("source %s: share %.4f wanted, %.4f drawn; %.2f epochs", drawn.sources()[s].glob.c_str(), drawn.sources()[s].weight, drawn.share_drawn(s), drawn.epochs(s));
+            const std::string share = drawn.sources().size() > 1 ? format("share %.4f wanted, %.4f drawn; ", drawn.sources()[s].weight, drawn.share_drawn(s)) : "";
+            log.line("source %s: %s%.2f epochs", drawn.sources()[s].glob.c_str(), share.c_str(), drawn.epochs(s));
         }
         log.record({{"kind", "data"}, {"step", step}, {"sources", sources_record(drawn)}});
     };
