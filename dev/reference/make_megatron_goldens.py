@@ -90,13 +90,17 @@ def blend(weights, n):
     return picks
 
 
-def pseudo_random_lengths(n):
+def pseudo_random_states(n):
     """Also written in the test, which has no NumPy."""
-    lengths, x = [], 1
+    states, x = [], 1
     for _ in range(n):
         x = (x * 1103515245 + 12345) % 2**31
-        lengths.append((x >> 16) % 500)
-    return np.array(lengths, dtype=np.int32)
+        states.append(x)
+    return states
+
+
+def pseudo_random_lengths(n):
+    return np.array([(x >> 16) % 500 for x in pseudo_random_states(n)], dtype=np.int32)
 
 
 def main():
@@ -170,6 +174,10 @@ def main():
                        "picks_hash": hash_of(np.array(picks, dtype=np.int16)), "samples": [1, 1000, 305175781],
                        "requests": [hash_of(np.array(r, dtype=np.int64)) for r in requests]})
 
+    # Values with all their bits in use, also made in the test: the order of the additions shows.
+    values = np.array([x / 3.0 for x in pseudo_random_states(300)])
+    sums = [{"n": n, "sum": float(np.sum(values[:n]))} for n in (0, 1, 7, 8, 9, 15, 16, 31, 100, 128, 129, 136, 255, 256, 257, 300)]
+
     shuffles = []
     for n in (0, 1, 2, 3, 255, 256, 257, 70000):
         for seed in (0, 5489):
@@ -178,7 +186,7 @@ def main():
             state.shuffle(values)
             shuffles.append({"n": n, "seed": seed, "twice": hash_of(values)})
 
-    golden = {"orders": orders, "splits": splits, "counts": counts, "blends": blends, "shuffles": shuffles}
+    golden = {"orders": orders, "splits": splits, "counts": counts, "blends": blends, "sums": sums, "shuffles": shuffles}
     with open(os.path.join(out, "golden.json"), "w") as f:
         f.write("{\n" + ",\n".join(f'"{key}": [\n' + ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows) + "\n]"
                                    for key, rows in golden.items()) + "\n}\n")

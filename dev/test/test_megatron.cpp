@@ -3,11 +3,13 @@
 #include "dev/test/data_testing.h"
 
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <xxhash.h>
 
 #include <fstream>
 #include <map>
+#include <optional>
 #include <thread>
 
 #include "llmc/blend.h"
@@ -68,13 +70,15 @@ std::vector<std::vector<int32_t>> expected_samples(const TokenFile& file, const 
     return samples;
 }
 
-std::vector<i64> pseudo_random_lengths(i64 n) {  // as in make_megatron_goldens.py
-    std::vector<i64> lengths;
+std::vector<uint64_t> pseudo_random_states(i64 n) {  // as in make_megatron_goldens.py
+    std::vector<uint64_t> states;
     uint64_t x = 1;
-    for (i64 i = 0; i < n; i++) {
-        x = (x * 1103515245 + 12345) % (1u << 31);
-        lengths.push_back((x >> 16) % 500);
-    }
+    for (i64 i = 0; i < n; i++) { states.push_back(x = (x * 1103515245 + 12345) % (1u << 31)); }
+    return states;
+}
+std::vector<i64> pseudo_random_lengths(i64 n) {
+    std::vector<i64> lengths;
+    for (const uint64_t x : pseudo_random_states(n)) { lengths.push_back((i64)(x >> 16) % 500); }
     return lengths;
 }
 
@@ -119,6 +123,12 @@ TEST(MegatronRules, Epochs) {
         EXPECT_EQ(megatron_epochs(c[0], c[1], c[2], LastSample::keep).samples, c[7]) << c;
     }
     EXPECT_NE(failure_of([] { megatron_epochs(1000, 4096, (i64)1 << 60); }).message, "");
+}
+
+TEST(MegatronRules, SumsAreNumPys) {
+    std::vector<double> values;
+    for (const uint64_t x : pseudo_random_states(300)) { values.push_back((double)x / 3.0); }
+    for (const auto& c : golden("sums")) { EXPECT_EQ(numpy_sum(values.data(), c.at("n")), c.at("sum").get<double>()) << c; }
 }
 
 TEST(MegatronRules, Blends) {
@@ -417,6 +427,30 @@ TEST_F(Megatron, ManyBuildTheSameCacheAtOnce) {
         EXPECT_TRUE(status == 0 || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL));
     }
     EXPECT_TRUE(built_well());
+}
+
+// Who waited for another's work takes it, and does not make it again.
+TEST_F(Megatron, CacheIsBuiltOnce) {
+    const auto file = write_set(pseudo_random_lengths(100));
+    const auto build = [&] { MegatronOrder(file, {0, 100}, 64, 100, 1, path("cache")); };
+    build();
+    std::string base;
+    for (const auto& entry : std::filesystem::directory_iterator(path("cache"))) { base = entry.path(); }
+    base = base.substr(0, base.rfind('-'));
+    std::filesystem::rename(path("cache"), path("elsewhere"));
+    std::filesystem::create_directory(path("cache"));
+    std::optional<File> lock(std::in_place, base + ".lock", "ae");
+    ASSERT_EQ(flock(fileno(lock->handle()), LOCK_EX), 0);
+    std::thread waiting(build);
+    usleep(50'000);
+    for (const auto& entry : std::filesystem::directory_iterator(path("elsewhere"))) {
+        std::filesystem::create_hard_link(entry.path(), path("cache/" + entry.path().filename().string()));
+    }
+    lock.reset();
+    waiting.join();
+    for (const auto& entry : std::filesystem::directory_iterator(path("elsewhere"))) {
+        EXPECT_TRUE(std::filesystem::equivalent(entry.path(), path("cache/" + entry.path().filename().string())));
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------
