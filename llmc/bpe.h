@@ -201,8 +201,8 @@ private:
                 scratch.symbols.insert(scratch.symbols.end(), units, units + symbols_[symbol].units);
             }
             merge_by_rank(scratch.symbols, scratch.merges);
-            const std::vector<int32_t>& result = scratch.symbols;
-            known = {key, result.back() == right && result.size() == 1 + (left != NONE) && (left == NONE || result[0] == left)};
+            // Each text has one symbol at most: if two are left and the second is `right`, the first is `left`.
+            known = {key, scratch.symbols.size() == 1 + (left != NONE) && scratch.symbols.back() == right};
         }
         return known.yes;
     }
