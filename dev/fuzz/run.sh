@@ -24,17 +24,18 @@ make -j"$(nproc)" CXX=$compiler SANITIZE=$sanitize GEMM=plain MPI=0 BUILD=build/
 
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 targets=$(FUZZ_SEEDS=build/fuzz/seeds build/fuzz/fuzz) || exit 1
-failed=0
-# shellcheck disable=SC2086
-for target in ${@:-$targets}; do
-    mkdir -p "build/fuzz/corpus/$target"
-    if (cd build/fuzz/finds && FUZZ=$target ../fuzz -max_total_time="$seconds" -entropic=0 -timeout=20 -rss_limit_mb=2048 -max_len=16384 -artifact_prefix="$target-" \
-        "../corpus/$target" "../seeds/$target" > "../$target.log" 2>&1); then
-        printf '%-16s %s\n' "$target" "$(grep -a '^Done' "build/fuzz/$target.log" | tail -n 1)"
+fuzz() {  # target
+    local log=$PWD/build/fuzz/$1.log
+    mkdir -p "build/fuzz/corpus/$1"
+    if (cd build/fuzz/finds && FUZZ=$1 ../fuzz -max_total_time="$seconds" -entropic=0 -timeout=20 -rss_limit_mb=2048 -max_len=16384 -artifact_prefix="$1-" \
+        "../corpus/$1" "../seeds/$1" > "$log" 2>&1); then
+        printf '%-16s %s\n' "$1" "$(grep -a '^Done' "$log" | tail -n 1)"
     else
-        printf '%-16s FIND\n' "$target"
-        grep -a -v '^#\|^INFO\|NEW_FUNC' "build/fuzz/$target.log" | tail -n 40
-        failed=1
+        printf '%-16s FIND\n%s\n' "$1" "$(grep -a -v '^#\|^INFO\|NEW_FUNC' "$log" | tail -n 40)"
+        return 1
     fi
-done
-exit $failed
+}
+export -f fuzz
+export seconds
+# shellcheck disable=SC2086
+printf '%s\n' ${@:-$targets} | xargs -P "$(nproc)" -I{} bash -c 'fuzz {}'
