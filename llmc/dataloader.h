@@ -131,10 +131,11 @@ inline void read_side_files(DataSource& source) {
     bool complete = true;
     for (const SourceFile& f : source.files) {
         const std::string& path = f.file->path();
-        const std::string prefix = shard_prefix(path);
-        if (std::find(seen.begin(), seen.end(), prefix) != seen.end()) { continue; }
-        seen.push_back(prefix);
-        std::optional<SideFile> side = prefix.empty() ? std::nullopt : find_side_file(path, f.file->tokens());
+        const std::string prefix = shard_prefix(path), &set = prefix.empty() ? path : prefix;
+        if (std::find(seen.begin(), seen.end(), set) != seen.end()) { continue; }
+        seen.push_back(set);
+        std::optional<SideFile> side = find_side_file(path);
+        if (side && side->shard.tokens != f.file->tokens()) { side.reset(); }  // it is about an older file of this name
         if (!side) { check_complete(path); }
         if (side && side->info.tokenizer_hash.empty()) { side.reset(); }  // converted ids of a tokenizer that nobody named
         complete = complete && side;

@@ -80,6 +80,20 @@ def test_kinds_of_the_same_tokens_train_alike(d):
         expect(kind in ok(SMALL + ['--train', f'{d}/{name}', '--steps', 1]).stdout, f'the header does not say {kind}')
 
 
+def test_a_converted_set_trains_as_its_shard(d):
+    with open(f'{d}/text.txt', 'w') as f:
+        f.write('\n'.join(f'line {i} of a text that is worth {i * i % 97} tokens' for i in range(400)))
+    for args in (['--train-tokenizer', 300, '--out', f'{d}/t.model', f'{d}/text.txt'], ['--tokenizer', f'{d}/t.model', '--split-documents', 300, '--out', f'{d}/s', f'{d}/text.txt'],
+                 ['--convert', 'megatron', '--out', f'{d}/m', f'{d}/s.json']):
+        r = subprocess.run([e2e.TOKENIZE] + [str(a) for a in args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        expect(r.returncode == 0, r.stderr)
+    found = []
+    for spec in (f'{d}/s_0*.bin', f'{d}/m'):
+        steps = losses(d, ['--vocab', 300, '--train', spec, '--val', spec, '--order', 'windows', '--steps', 6, '--tokenizer', f'{d}/t.model', '--sample-every', 6])
+        found.append((steps, [r['loss'] for r in records(f'{d}/log', 'val')], records(f'{d}/log', 'sample')[-1]['text']))
+    expect(found[0] == found[1], f'{found[0]} and {found[1]}')
+
+
 def test_megatron_order(d):
     write_megatron(f'{d}/m', documents_of(walk(700)))
     write_megatron(f'{d}/k', documents_of(walk(300, seed=5), seed=6), code=4)
