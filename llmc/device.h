@@ -8,16 +8,18 @@
 //   DType, fast_dtype                  FP32 or BF16; which of them matrix products are fast in
 //   make_run, available_memory         one rank's share of the host; bytes left
 //
-// The build picks one side. cpu: this machine's threads.
+// The build picks one side. cpu: this machine's threads. gpu (LLMC_CUDA): CUDA, or the emulator in its place (simt/simt.h).
 #pragma once
 
 #include "base.h"
 
+enum class DType { FP32, BF16 };
+
 #if defined(LLMC_CUDA)
+#define BACKEND gpu
 #include "device_cuda.h"
-#elif defined(LLMC_SIMT)
-#include "simt.h"
 #else
+#define BACKEND cpu
 #include "device_cpu.h"
 #endif
 
@@ -69,12 +71,5 @@ private:
 
 // What this program was built from, for logs.
 inline std::string build_description() {
-#if defined(LLMC_CUDA)
-    const char* backend = "cuda";
-#elif defined(LLMC_SIMT)
-    const char* backend = "simt";
-#else
-    const char* backend = "cpu";
-#endif
-    return format("%s, compiler %s, %s", backend, __VERSION__, __DATE__);
+    return format("%s, compiler %s, %s", BACKEND_NAME, __VERSION__, __DATE__);
 }

@@ -14,6 +14,7 @@
 
 #include "base.h"
 
+constexpr const char* BACKEND_NAME = "cpu";
 constexpr i64 DEVICE_ALIGN = 1;  // rows need no padding here
 
 struct bf16 {
@@ -159,7 +160,6 @@ template <typename X>
 void copy_to_host(X* host, const X* device, i64 count, Run&) { memcpy(host, device, count * sizeof(X)); }
 
 // The type that matrix products are fast in here. Without AMX, bf16 products run at half the speed of fp32.
-enum class DType { FP32, BF16 };
 inline DType fast_dtype() {
     std::string flags;
     if (FILE* cpuinfo = fopen("/proc/cpuinfo", "r")) {

@@ -1,0 +1,96 @@
+// device_cuda.h: the GPU side of device.h. Plain host code: any C++ compiler takes it, with CUDA's headers, and links the CUDA runtime or
+// the emulator (simt/simt.h).
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <functional>
+
+#include "base.h"
+
+constexpr const char* BACKEND_NAME = "cuda";
+constexpr i64 DEVICE_ALIGN = 8;  // 16 bytes of the narrowest type: each row can then be read 128 bits at a time
+
+using bf16 = __nv_bfloat16;
+
+// Every call of CUDA's is wrapped in this.
+inline void cuda_check(cudaError_t error, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    if (error == cudaSuccess) [[likely]] { return; }
+    const std::string reason = cudaGetErrorString(error);
+    cudaGetLastError();  // reported; what was wrong with one call is not wrong with the next
+    die("%s:%d: CUDA: %s", file, line, reason.c_str());
+}
+
+// Device memory for work within one op, kept from call to call and grown where it is too small.
+class Workspace {
+public:
+    Workspace() = default;
+    Workspace(const Workspace&) = delete;
+    ~Workspace() { cudaFree(memory_); }
+    template <typename X>
+    X* get(i64 count) {
+        const i64 bytes = count * (i64)sizeof(X);
+        if (bytes > bytes_) {
+            cuda_check(cudaFree(std::exchange(memory_, nullptr)));  // waits for those who use it
+            bytes_ = 0;
+            cuda_check(cudaMalloc(&memory_, bytes));
+            bytes_ = bytes;
+        }
+        return (X*)memory_;
+    }
+
+private:
+    void* memory_ = nullptr;
+    i64 bytes_ = 0;
+};
+
+// One rank's execution context.
+struct Run {
+    cudaStream_t stream;
+    Workspace workspace;
+
+    Run() { cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
+    Run(const Run&) = delete;
+    ~Run() { cudaStreamDestroy(stream); }
+
+    // The host's own loops, for the CPU loops of the ops: the oracle of the kernels in tests.
+    template <typename Job>
+    void parallel(i64 items, const Job& job) {
+        for (i64 item = 0; item < items; item++) { job(item); }
+    }
+};
+
+inline void* device_alloc(i64 bytes, const char* what) {
+    if (bytes == 0) { return nullptr; }
+    void* memory = nullptr;
+    const cudaError_t error = cudaMalloc(&memory, bytes);
+    check(error != cudaErrorMemoryAllocation,
+          "out of GPU memory: %s needs %lld bytes (%.2f GiB)\nHINT: lower --micro-batch or --seq, or use more ranks", what,
+          (long long)bytes, bytes / 1073741824.0);
+    cuda_check(error);
+    cuda_check(cudaMemsetAsync(memory, 0, bytes, nullptr));
+    cuda_check(cudaStreamSynchronize(nullptr));
+    return memory;
+}
+inline void device_free(void* memory, i64) { cuda_check(cudaFree(memory)); }
+
+template <typename X>
+void copy_to_device(X* device, const X* host, i64 count, Run& run) {
+    cuda_check(cudaMemcpyAsync(device, host, count * sizeof(X), cudaMemcpyHostToDevice, run.stream));
+    cuda_check(cudaStreamSynchronize(run.stream));
+}
+template <typename X>
+void copy_to_host(X* host, const X* device, i64 count, Run& run) {
+    cuda_check(cudaMemcpyAsync(host, device, count * sizeof(X), cudaMemcpyDeviceToHost, run.stream));
+    cuda_check(cudaStreamSynchronize(run.stream));
+}
+
+// The type that matrix products are fast in here.
+inline DType fast_dtype() { return DType::BF16; }
+
+inline i64 available_memory() {
+    size_t free = 0, total = 0;
+    cuda_check(cudaMemGetInfo(&free, &total));
+    return (i64)free;
+}
