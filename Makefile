@@ -4,10 +4,12 @@
 # make fuzz         build/fuzz/fuzz: parsers of foreign files, fed with anything (dev/fuzz/run.sh runs it)
 # make bench_loader build/bench_loader: tokens a second that the loader hands out
 # make demo         text to a trained model in a few minutes (scripts/quickstart.sh)
+# make simt_tests   build/simt/tests: the CUDA kernels, run by the emulator, against the CPU loops; needs CUDA's headers, no GPU
+# make kernels      nvcc compiles the kernels for CUDA_ARCHS; registers, shared memory and spills of each (a spill is an error)
 # make clean
 #
 # Switches: GEMM=dnnl (oneDNN, a vendor library) or plain (C++ loops: slow, for sanitizers), MPI=1 or 0, SANITIZE=address,undefined or thread,
-# WERROR=1, BUILD=folder for objects. Paths are relative, so a checkout in a folder with spaces works.
+# WERROR=1, BUILD=folder for objects, CUDA=/usr/local/cuda, CUDA_ARCHS='80 86 89 90 100 120' (default: 90). Paths are relative, so a checkout in a folder with spaces works.
 
 GEMM ?= dnnl
 MPI ?= $(if $(shell command -v mpicxx),1,0)
@@ -42,7 +44,7 @@ endif
 DATA_OBJECTS := $(addprefix $(BUILD)/,tokenizer.o sentencepiece.o gpt2_bpe.o token_file.o megatron.o)
 OBJECTS := $(addprefix $(BUILD)/,ops.o comm_mpi.o launch.o flags.o) $(DATA_OBJECTS)
 
-.PHONY: all unit_tests test bench bench_loader fuzz demo clean FORCE
+.PHONY: all unit_tests simt_tests kernels test bench bench_loader fuzz demo clean FORCE
 all: train_gpt test_gpt tokenize
 	@echo "train_gpt  trainer, generation, evaluation: CPU, GEMM $(GEMM), MPI $(MPI), fp32 and bf16"
 	@echo "test_gpt   goldens: ./test_gpt, or ./test_gpt --golden DIR --init-from HF_DIR --batch FILE.i32"
@@ -79,6 +81,35 @@ $(BUILD)/bench_loader: $(BUILD)/bench_loader.o $(BUILD)/token_file.o $(BUILD)/me
 
 $(BUILD)/bench_parse: $(BUILD)/bench_parse.o $(DATA_OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ -lsentencepiece -lxxhash -lsimdjson -lz -lzstd
+
+# The kernels by g++ and the emulator: ops and its own tests with -include simt.h; the tests of the kernels are host code.
+CUDA ?= /usr/local/cuda
+SIMT := $(BUILD)/simt
+SIMT_FLAGS = $(filter-out -fopenmp,$(CXXFLAGS)) -DLLMC_CUDA -isystem $(CUDA)/include
+SIMT_KERNELS := -include llmc/simt/simt.h -x c++
+$(SIMT)/tests: $(addprefix $(SIMT)/,simt.o runtime.o ops.o test_simt.o test_kernels.o)
+	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) -rdynamic $^ -o $@ -lgtest -lgtest_main
+$(SIMT)/%.o: llmc/simt/%.cpp $(BUILD)/flags.txt | $(SIMT)
+	$(CXX) $(SIMT_FLAGS) -c $< -o $@
+$(SIMT)/ops.o: llmc/ops.cu $(BUILD)/flags.txt | $(SIMT)
+	$(CXX) $(SIMT_FLAGS) -O1 $(SIMT_KERNELS) -c $< -o $@
+$(SIMT)/test_simt.o: dev/test/test_simt.cpp $(BUILD)/flags.txt | $(SIMT)
+	$(CXX) $(SIMT_FLAGS) $(COLD) $(SIMT_KERNELS) -c $< -o $@
+$(SIMT)/test_kernels.o: dev/test/test_kernels.cpp $(BUILD)/flags.txt | $(SIMT)
+	$(CXX) $(SIMT_FLAGS) $(COLD) -c $< -o $@
+$(SIMT):
+	mkdir -p $@
+simt_tests: $(SIMT)/tests
+
+# The kernels by nvcc. What ptxas says of each goes to a log; the report fails where registers are spilled.
+CUDA_ARCHS ?= 90
+NVCCFLAGS := -std=c++20 -O3 --expt-relaxed-constexpr -DLLMC_CUDA -I. -Werror all-warnings -Xcompiler -Wall,-Wextra -Xptxas -v
+$(BUILD)/cuda/ops_sm_%.log: llmc/ops.cu $(wildcard llmc/*.h llmc/ops/*.cuh)
+	@mkdir -p $(@D)
+	$(CUDA)/bin/nvcc $(NVCCFLAGS) -arch=sm_$* -c $< -o $(@:.log=.o) 2> $@.part || { cat $@.part; exit 1; }
+	@mv $@.part $@
+kernels: $(patsubst %,$(BUILD)/cuda/ops_sm_%.log,$(CUDA_ARCHS))
+	dev/ptxas_report.py $^
 
 test:
 	dev/test/run_tests.sh
@@ -121,4 +152,4 @@ endif
 clean:
 	rm -rf build train_gpt test_gpt tokenize
 
--include $(wildcard $(BUILD)/*.d)
+-include $(wildcard $(BUILD)/*.d $(SIMT)/*.d)

@@ -1,39 +1,49 @@
-// ops.cu: every op, compiled once per build for float and bf16. Without a GPU: g++ -x c++ llmc/ops.cu.
+// ops.cu: every op, compiled once per build for float and bf16: by g++ -x c++ for the CPU, by nvcc for a GPU, by g++ with
+// -include llmc/simt/simt.h for the emulator. Products and attention have no kernels yet.
 #include "ops/embedding.cuh"
 #include "ops/norm.cuh"
-#include "ops/matmul.cuh"
 #include "ops/rope.cuh"
-#include "ops/attention.cuh"
 #include "ops/mlp.cuh"
 #include "ops/classifier.cuh"
 #include "ops/adamw.cuh"
 #include "ops/global_norm.cuh"
+#ifndef LLMC_KERNELS
+#include "ops/attention.cuh"
+#include "ops/matmul.cuh"
+#endif
 
-#define INSTANTIATE(X)                                                                                                                    \
-    template void embedding_forward(X*, const int*, const X*, const X*, Range, i64, i64, i64, i64, Run&);                                 \
-    template void residual_norm_forward(X*, X*, float*, float*, const X*, const Blocks<X>*, const X*, const X*, const X*, NormKind, i64,  \
-                                        i64, Run&);                                                                                       \
-    template void norm_apply(X*, const X*, const float*, const float*, const X*, const X*, NormKind, i64, i64, Run&);                     \
-    template void norm_backward(X*, bool, void*, i64, DType, i64, float*, float*, const X*, const X*, const float*, const float*,         \
-                                const X*, NormKind, GradMode, i64, i64, Run&);                                                            \
-    template void matmul_wgrad(float*, const X*, i64, const X*, i64, i64, i64, float, GradMode, Run&);                                    \
-    template void bias_backward(float*, const X*, i64, i64, GradMode, Run&);                                                              \
-    template void rope_split_forward(X*, X*, X*, const X*, const float*, const float*, i64, i64, i64, i64, i64, i64, i64, Run&);          \
-    template void rope_split_backward(X*, const X*, const X*, const X*, const float*, const float*, i64, i64, i64, i64, i64, Run&);       \
-    template void attention_forward(X*, float*, const X*, const X*, const X*, i64, i64, i64, i64, i64, i64, i64, Run&);                   \
-    template void attention_backward(X*, X*, X*, const X*, const X*, const float*, const X*, const X*, const X*, i64, i64, i64, i64, i64, \
-                                     Run&);                                                                                               \
-    template void swiglu_forward(X*, const X*, i64, i64, Run&);                                                                           \
-    template void swiglu_backward(X*, const X*, const X*, i64, i64, Run&);                                                                \
-    template void gelu_forward(X*, const X*, i64, i64, Run&);                                                                             \
-    template void gelu_backward(X*, const X*, const X*, i64, i64, Run&);                                                                  \
-    template void classifier_stats(float*, const X*, const int*, Range, i64, Run&);                                                       \
-    template void classifier_backward(X*, const float*, const int*, Range, float, i64, Run&);                                             \
-    template void adamw_update(X*, float*, float*, float*, const float*, i64, const AdamW&, Run&);                                        \
-    template double sum_of_squares(const X*, i64, Run&);                                                                                  \
+namespace BACKEND {
+
+#define INSTANTIATE(X)                                                                                                                   \
+    template void embedding_forward(X*, const int*, const X*, const X*, Range, i64, i64, i64, i64, Run&);                                \
+    template void residual_norm_forward(X*, X*, float*, float*, const X*, const Blocks<X>*, const X*, const X*, const X*, NormKind, i64, \
+                                        i64, Run&);                                                                                      \
+    template void norm_apply(X*, const X*, const float*, const float*, const X*, const X*, NormKind, i64, i64, Run&);                    \
+    template void norm_backward(X*, bool, void*, i64, DType, i64, float*, float*, const X*, const X*, const float*, const float*,        \
+                                const X*, NormKind, GradMode, i64, i64, Run&);                                                           \
+    template void rope_split_forward(X*, X*, X*, const X*, const float*, const float*, i64, i64, i64, i64, i64, i64, i64, Run&);         \
+    template void rope_split_backward(X*, const X*, const X*, const X*, const float*, const float*, i64, i64, i64, i64, i64, Run&);      \
+    template void swiglu_forward(X*, const X*, i64, i64, Run&);                                                                          \
+    template void swiglu_backward(X*, const X*, const X*, i64, i64, Run&);                                                               \
+    template void gelu_forward(X*, const X*, i64, i64, Run&);                                                                            \
+    template void gelu_backward(X*, const X*, const X*, i64, i64, Run&);                                                                 \
+    template void classifier_stats(float*, const X*, const int*, Range, i64, Run&);                                                      \
+    template void classifier_backward(X*, const float*, const int*, Range, float, i64, Run&);                                            \
+    template void adamw_update(X*, float*, float*, float*, const float*, i64, const AdamW&, Run&);                                       \
+    template double sum_of_squares(const X*, i64, Run&);                                                                                 \
     template double sum_of_squared_differences(const X*, const float*, float, i64, i64, i64, Run&);
 INSTANTIATE(float)
 INSTANTIATE(bf16)
+
+#ifndef LLMC_KERNELS
+#define INSTANTIATE_MORE(X)                                                                                                               \
+    template void matmul_wgrad(float*, const X*, i64, const X*, i64, i64, i64, float, GradMode, Run&);                                    \
+    template void bias_backward(float*, const X*, i64, i64, GradMode, Run&);                                                              \
+    template void attention_forward(X*, float*, const X*, const X*, const X*, i64, i64, i64, i64, i64, i64, i64, Run&);                   \
+    template void attention_backward(X*, X*, X*, const X*, const X*, const float*, const X*, const X*, const X*, i64, i64, i64, i64, i64, \
+                                     Run&);
+INSTANTIATE_MORE(float)
+INSTANTIATE_MORE(bf16)
 
 #define INSTANTIATE_PAIR(X, Y)                                                                       \
     template void matmul_forward(Y*, i64, const X*, const X*, const X*, i64, i64, i64, float, Run&); \
@@ -43,3 +53,6 @@ INSTANTIATE_PAIR(float, float)
 INSTANTIATE_PAIR(bf16, bf16)
 INSTANTIATE_PAIR(bf16, float)
 template void cast(bf16*, const float*, i64, Run&);
+#endif
+
+}  // namespace BACKEND

@@ -4,6 +4,8 @@
 // Sizes: B batch, S sequence, N = B*S rows, C channels, NH/KVH query/key-value heads of this rank, HS head size, F this
 // rank's FFN channels, V this rank's vocabulary rows, Ck shared channels. Everything is row-major and dense unless a
 // leading dimension (ld) is named. A gradient of a parameter is fp32 and is written or added to as GradMode says.
+//
+// The ops are declared in namespace BACKEND: the build's own side, cpu or gpu. Callers name neither.
 #pragma once
 
 #include "device.h"
@@ -22,6 +24,18 @@ struct Blocks {
     i64 Ck;
 };
 
+struct NormKind {
+    bool rms;   // RMSNorm (mean and bias are null), else LayerNorm
+    float eps;
+};
+struct AdamW {
+    float lr, beta1, beta2, eps, weight_decay;
+    float correction1, correction2;  // 1 - beta^t
+    float grad_scale;                // clipping
+};
+
+namespace BACKEND {
+
 // ---- embedding ------------------------------------------------------------------------------------------------------
 // x[b,s,:] = wte[token - vocab.begin, :] + wpe[pos0 + s, :] where this rank owns the token, else 0. wpe may be null.
 // Adding the position on the owner keeps the sum over ranks exact: it has one non-zero term.
@@ -33,10 +47,6 @@ void embedding_backward(float* dwte, const float* dx, const int* tokens, Range v
 void position_backward(float* dwpe, const float* dx, i64 B, i64 S, i64 C, i64 P, GradMode mode, Run& run);
 
 // ---- norm -----------------------------------------------------------------------------------------------------------
-struct NormKind {
-    bool rms;   // RMSNorm (mean and bias are null), else LayerNorm
-    float eps;
-};
 // x = x_in + out + out_bias (out, out_bias may be null; without out, x may be null: nothing to write);
 // n = norm(x) * weight + bias, statistics over all C channels of THIS rank's row. Saves mean (LayerNorm) and rstd, (N).
 template <typename X>
@@ -118,11 +128,6 @@ template <typename X>
 void classifier_backward(X* logits, const float* lse, const int* targets, Range vocab, float scale, i64 n, Run& run);
 
 // ---- optimiser ------------------------------------------------------------------------------------------------------
-struct AdamW {
-    float lr, beta1, beta2, eps, weight_decay;
-    float correction1, correction2;  // 1 - beta^t
-    float grad_scale;                // clipping
-};
 // One pass: m, v, master -= lr * (m^ / (sqrt(v^) + eps) + weight_decay * master), param = master rounded. master may be param itself.
 template <typename X>
 void adamw_update(X* param, float* master, float* m, float* v, const float* grad, i64 count, const AdamW& hyper, Run& run);
@@ -132,3 +137,7 @@ double sum_of_squares(const X* data, i64 count, Run& run);
 // Sum of (a - scale * b)^2 over two (N, cols; ld) blocks in double, in a fixed order.
 template <typename X>
 double sum_of_squared_differences(const X* a, const float* b, float scale, i64 ld, i64 N, i64 cols, Run& run);
+
+}  // namespace BACKEND
+
+using namespace BACKEND;

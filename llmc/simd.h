@@ -84,7 +84,7 @@ ALWAYS_INLINE vfloat load(const bf16* p, Full = {}) {
 }
 ALWAYS_INLINE void store(bf16* p, vfloat v, Full = {}) {
     const vhalf h = narrow_to_nearest(v);
-    memcpy(p, &h, sizeof h);
+    memcpy((void*)p, &h, sizeof h);
 }
 
 // The lanes a Part does not have read as zero and are not written.

@@ -4,8 +4,9 @@
 # 1. unit tests (ops against naive loops, the laws of CAAT-Net, data, checkpoints, collectives)
 # 2. goldens of an independent float64 program, at several T and p, as threads and under mpirun; those of ../shared where it is there
 # 3. the programs as a user runs them (dev/test/e2e*.py)
-# 4. the same unit tests under the address and undefined-behaviour sanitizers, the in-process ranks under the thread sanitizer
-# 5. every parser of foreign files, fed with anything for a moment (dev/fuzz/run.sh)
+# 4. the CUDA kernels against the CPU loops, run by the emulator; compiled by nvcc. Both need NVIDIA's toolkit, and it is said where they are skipped
+# 5. the same unit tests under the address and undefined-behaviour sanitizers, the in-process ranks under the thread sanitizer
+# 6. every parser of foreign files, fed with anything for a moment (dev/fuzz/run.sh)
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 passed=0 failed=0
@@ -63,10 +64,12 @@ build 'programs and unit tests' all unit_tests
 
 # Meanwhile: the same under sanitizers. Plain loops for the products: the library's own threads and code would be reported, not ours.
 rm -f build/address.done build/thread.done
+cuda=${CUDA:-/usr/local/cuda}
+headers=$([ -e "$cuda/include/cuda_runtime.h" ] && echo yes || true)
 sanitized() {  # folder, -fsanitize=, programs
     nice make -j"$jobs" SANITIZE="$2" GEMM=plain MPI=0 BUILD="build/$1" ${3//@/build/$1} > "build/$1.log" 2>&1 && touch "build/$1.done"
 }
-(sanitized address address,undefined '@/unit_tests @/test_comm @/test_launch'; sanitized thread thread '@/rank_tests @/test_comm @/test_launch'; nice dev/fuzz/run.sh 0) &
+(sanitized address address,undefined "@/unit_tests @/test_comm @/test_launch${headers:+ @/simt/tests}"; sanitized thread thread '@/rank_tests @/test_comm @/test_launch'; nice dev/fuzz/run.sh 0) &
 
 gtest 'unit tests' build/unit_tests
 gtest 'collectives' build/test_comm
@@ -97,6 +100,19 @@ suite 'end to end, training data' dev/test/e2e_loader.py
 suite 'end to end, data' dev/test/e2e_data.py
 suite 'scripts of data/sets' dev/test/data_sets.py
 
+# The CUDA kernels.
+if [ "$headers" ]; then
+    build 'kernels for the emulator' simt_tests
+    gtest 'emulator, and kernels in it' build/simt/tests
+else
+    say "SKIPPED: kernels in the emulator: no CUDA headers in $cuda (make CUDA=folder names another)"
+fi
+if [ -x "$cuda/bin/nvcc" ]; then
+    build 'kernels by nvcc' kernels
+else
+    say "SKIPPED: kernels by nvcc: there is none in $cuda"
+fi
+
 # The sanitized builds, made in the background above.
 wait
 for sanitizer in address thread; do
@@ -108,6 +124,7 @@ for sanitizer in address thread; do
         gtest 'in-process ranks, thread sanitizer' "$folder/rank_tests" --gtest_filter='-*Kill*:*FiniteDifferences*:*Drift*:Flags*'
     else
         gtest 'unit tests, address and undefined' "$folder/unit_tests" --gtest_filter='-*FiniteDifferences*:*Drift*'
+        if [ "$headers" ]; then gtest 'kernels in the emulator, address and undefined' "$folder/simt/tests" --gtest_filter='-*ManyRows*'; fi
     fi
     gtest "collectives, $sanitizer" "$folder/test_comm"
     gtest "launch, $sanitizer" "$folder/test_launch"

@@ -7,6 +7,7 @@
 
 #include "common.cuh"
 
+#ifndef LLMC_KERNELS
 namespace cpu {
 
 template <typename X>
@@ -31,7 +32,39 @@ void adamw_update(X* param, float* master, float* m, float* v, const float* grad
 
 }  // namespace cpu
 
+#else
+namespace gpu {
+
+template <typename X, int W>
+__global__ void __launch_bounds__(THREADS) adamw_kernel(X* param, float* master, float* __restrict__ m, float* __restrict__ v,
+                                                        const float* __restrict__ grad, i64 count, AdamW hyper) {
+    const float rest1 = 1.0f - hyper.beta1, rest2 = 1.0f - hyper.beta2;
+    const float scale1 = 1.0f / hyper.correction1, scale2 = 1.0f / hyper.correction2;
+    flat_loop<W>(count, [&](i64 i, auto width) {
+        const Floats<width> g = load<width>(grad + i);
+        Floats<width> value = load<width>(master + i), m_new = load<width>(m + i), v_new = load<width>(v + i);
+        for (int j = 0; j < width; j++) {
+            const float scaled = hyper.grad_scale * g[j];
+            m_new[j] = hyper.beta1 * m_new[j] + rest1 * scaled;
+            v_new[j] = hyper.beta2 * v_new[j] + rest2 * (scaled * scaled);
+            const float step = (m_new[j] * scale1) / (sqrtf(v_new[j] * scale2) + hyper.eps) + hyper.weight_decay * value[j];
+            value[j] -= hyper.lr * step;
+        }
+        store(m + i, m_new);
+        store(v + i, v_new);
+        store(master + i, value);
+        if ((void*)param != (void*)master) { store(param + i, value); }
+    });
+}
+
 template <typename X>
 void adamw_update(X* param, float* master, float* m, float* v, const float* grad, i64 count, const AdamW& hyper, Run& run) {
-    cpu::adamw_update(param, master, m, v, grad, count, hyper, run);
+    const int W = widest<float>;
+    const bool wide = rows_aligned(W, param, 0) && rows_aligned(W, master, 0) && rows_aligned(W, m, 0) && rows_aligned(W, v, 0) &&
+                      rows_aligned(W, grad, 0);
+    with_width<float>(
+        wide, [&](auto width) { launch(adamw_kernel<X, width>, flat_shape(count, width), run, param, master, m, v, grad, count, hyper); });
 }
+
+}  // namespace gpu
+#endif

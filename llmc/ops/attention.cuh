@@ -247,14 +247,3 @@ void attention_backward(X* dq, X* dk, X* dv, const X* datt, const X* att, const 
 }
 
 }  // namespace cpu
-
-template <typename X>
-void attention_forward(X* att, float* lse, const X* q, const X* k, const X* v, i64 pos0, i64 S_kv, i64 B, i64 S, i64 NH, i64 KVH, i64 HS,
-                       Run& run) {
-    cpu::attention_forward(att, lse, q, k, v, pos0, S_kv, B, S, NH, KVH, HS, run);
-}
-template <typename X>
-void attention_backward(X* dq, X* dk, X* dv, const X* datt, const X* att, const float* lse, const X* q, const X* k, const X* v, i64 B,
-                        i64 S, i64 NH, i64 KVH, i64 HS, Run& run) {
-    cpu::attention_backward(dq, dk, dv, datt, att, lse, q, k, v, B, S, NH, KVH, HS, run);
-}

@@ -1,9 +1,17 @@
 // common.cuh: how the CPU loops of the ops are cut into items, and the sums over rows that several of them need.
 //
 // Every cut follows from shapes alone, never from the number of threads: that is what makes results independent of it.
+//
+// An op's file holds both sides. A compiler that takes kernels (nvcc, or g++ with the emulator) sees those, under LLMC_KERNELS; any
+// other sees the CPU loops. So the tests of a GPU build, which g++ compiles, have the loops as their oracle.
 #pragma once
 
 #include "../ops.h"
+
+#if defined(__CUDACC__) || defined(LLMC_SIMT)
+#define LLMC_KERNELS
+#include "kernel.cuh"
+#else
 #include "../simd.h"
 
 namespace cpu {
@@ -54,3 +62,4 @@ ALWAYS_INLINE void with_type(DType wire, const F& body) {
 }
 
 }  // namespace cpu
+#endif

@@ -6,6 +6,7 @@
 
 #include "common.cuh"
 
+#ifndef LLMC_KERNELS
 namespace cpu {
 
 ALWAYS_INLINE void add_squares(vdouble& sum, vfloat v) {  // by reference: how a wide vector is returned depends on the target
@@ -48,11 +49,70 @@ double sum_of_squared_differences(const X* a, const float* b, float scale, i64 l
 
 }  // namespace cpu
 
+#else
+namespace gpu {
+
+constexpr i64 PIECE = 65536;  // elements summed by one block
+
+// parts[block] = its piece's sum.
+template <typename X, int W>
+__global__ void __launch_bounds__(THREADS) sum_of_squares_kernel(double* parts, const X* __restrict__ data, i64 count) {
+    __shared__ double warps[THREADS / 32];
+    const i64 begin = blockIdx.x * PIECE, left = count - begin;
+    double sum = 0.0;
+    row_loop<W>(data + begin, left < PIECE ? left : PIECE, [&](i64 i, auto width) {
+        const Floats<width> values = load<width>(data + begin + i);
+        for (int j = 0; j < width; j++) { sum += (double)values[j] * values[j]; }
+    });
+    sum = block_sum(sum, warps);
+    if (threadIdx.x == 0) { parts[blockIdx.x] = sum; }
+}
+// A row a block.
+template <typename X>
+__global__ void __launch_bounds__(THREADS)
+    sum_of_squared_differences_kernel(double* parts, const X* __restrict__ a, const float* __restrict__ b, float scale, i64 ld, i64 cols) {
+    __shared__ double warps[THREADS / 32];
+    double sum = 0.0;
+    for (i64 c = threadIdx.x; c < cols; c += blockDim.x) {
+        const double difference = (float)a[blockIdx.x * ld + c] - scale * b[blockIdx.x * ld + c];
+        sum += difference * difference;
+    }
+    sum = block_sum(sum, warps);
+    if (threadIdx.x == 0) { parts[blockIdx.x] = sum; }
+}
+// total = the sum of the parts, by one block.
+__global__ void __launch_bounds__(THREADS) sum_parts_kernel(double* total, const double* __restrict__ parts, i64 count) {
+    __shared__ double warps[THREADS / 32];
+    double sum = 0.0;
+    for (i64 i = threadIdx.x; i < count; i += blockDim.x) { sum += parts[i]; }
+    sum = block_sum(sum, warps);
+    if (threadIdx.x == 0) { *total = sum; }
+}
+
+// fill(parts), then their sum, on the host.
+template <typename Fill>
+double total_of_parts(i64 count, Run& run, const Fill& fill) {
+    double* parts = run.workspace.get<double>(count + 1);
+    fill(parts);
+    launch(sum_parts_kernel, {1, row_threads(count, 1)}, run, parts + count, parts, count);
+    double total = 0.0;
+    copy_to_host(&total, parts + count, 1, run);
+    return total;
+}
+
 template <typename X>
 double sum_of_squares(const X* data, i64 count, Run& run) {
-    return cpu::sum_of_squares(data, count, run);
+    const i64 pieces = ceil_div(count, PIECE);
+    return total_of_parts(pieces, run, [&](double* parts) {
+        launch(sum_of_squares_kernel<X, widest<X> >, {blocks(pieces), THREADS}, run, parts, data, count);
+    });
 }
 template <typename X>
 double sum_of_squared_differences(const X* a, const float* b, float scale, i64 ld, i64 N, i64 cols, Run& run) {
-    return cpu::sum_of_squared_differences(a, b, scale, ld, N, cols, run);
+    return total_of_parts(N, run, [&](double* parts) {
+        launch(sum_of_squared_differences_kernel<X>, {blocks(N), row_threads(cols, 1)}, run, parts, a, b, scale, ld, cols);
+    });
 }
+
+}  // namespace gpu
+#endif

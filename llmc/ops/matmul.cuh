@@ -34,6 +34,8 @@ void cast(To* to, const From* from, i64 count, Run& run) {
 
 }  // namespace cpu
 
+namespace BACKEND {
+
 template <typename X, typename Y>
 void matmul_forward(Y* out, i64 ld_out, const X* in, const X* weight, const X* bias, i64 N, i64 K, i64 OC, float alpha, Run& run) {
     const Matrix<X> a{in, K, false}, b{weight, K, true};
@@ -49,14 +51,6 @@ void matmul_wgrad(float* dweight, const X* dout, i64 ld_dout, const X* in, i64 N
     const Matrix<X> a{dout, ld_dout, true}, b{in, K, false};
     gemm(dweight, K, a, b, (const X*)nullptr, OC, K, N, alpha, mode == GradMode::ADD, run);
 }
-template <typename X>
-void bias_backward(float* dbias, const X* dout, i64 N, i64 OC, GradMode mode, Run& run) {
-    cpu::bias_backward(dbias, dout, N, OC, mode, run);
-}
-template <typename From, typename To>
-void cast(To* to, const From* from, i64 count, Run& run) {
-    cpu::cast(to, from, count, run);
-}
 
 std::string gemm_library() {
 #if defined(DNNL_VERSION_MAJOR)
@@ -65,3 +59,5 @@ std::string gemm_library() {
     return "plain loops";
 #endif
 }
+
+}  // namespace BACKEND

@@ -9,6 +9,9 @@
 
 #include "common.cuh"
 
+constexpr float GELU_SLOPE = 1.5957691216057308f, GELU_CUBIC = 0.044715f;  // 2 sqrt(2/pi): the sigmoid is of 2t
+
+#ifndef LLMC_KERNELS
 namespace cpu {
 
 template <typename X>
@@ -35,8 +38,6 @@ void swiglu_backward(X* dgate_up, const X* dh, const X* gate_up, i64 N, i64 F, R
     });
 }
 
-constexpr float GELU_SLOPE = 1.5957691216057308f, GELU_CUBIC = 0.044715f;  // 2 sqrt(2/pi): the sigmoid is of 2t
-
 template <typename X>
 void gelu_forward(X* h, const X* u, i64 N, i64 F, Run& run) {
     parallel_pieces(N * F, 16384, run, [&](i64 begin, i64 n) {
@@ -60,19 +61,90 @@ void gelu_backward(X* du, const X* dh, const X* u, i64 N, i64 F, Run& run) {
 
 }  // namespace cpu
 
+#else
+namespace gpu {
+
+// All kernels here: a row a block.
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+template <typename X, int W>
+__global__ void __launch_bounds__(THREADS) swiglu_forward_kernel(X* __restrict__ h, const X* __restrict__ gate_up, i64 F) {
+    const X *gate = gate_up + blockIdx.x * 2 * F, *up = gate + F;
+    for (i64 i = threadIdx.x * W; i < F; i += blockDim.x * W) {
+        Floats<W> g = load<W>(gate + i);
+        const Floats<W> u = load<W>(up + i);
+        for (int j = 0; j < W; j++) { g[j] = g[j] * sigmoid(g[j]) * u[j]; }
+        store(h + blockIdx.x * F + i, g);
+    }
+}
 template <typename X>
 void swiglu_forward(X* h, const X* gate_up, i64 N, i64 F, Run& run) {
-    cpu::swiglu_forward(h, gate_up, N, F, run);
+    const int W = widest<X>;
+    with_width<X>(rows_aligned(W, h, F) && rows_aligned(W, gate_up, F), [&](auto width) {
+        launch(swiglu_forward_kernel<X, width>, {blocks(N), row_threads(F, width)}, run, h, gate_up, F);
+    });
+}
+
+template <typename X, int W>
+__global__ void __launch_bounds__(THREADS)
+    swiglu_backward_kernel(X* __restrict__ dgate_up, const X* __restrict__ dh, const X* __restrict__ gate_up, i64 F) {
+    const X *gate = gate_up + blockIdx.x * 2 * F, *up = gate + F;
+    X *dgate = dgate_up + blockIdx.x * 2 * F, *dup = dgate + F;
+    for (i64 i = threadIdx.x * W; i < F; i += blockDim.x * W) {
+        Floats<W> g = load<W>(gate + i), u = load<W>(up + i);
+        const Floats<W> d = load<W>(dh + blockIdx.x * F + i);
+        for (int j = 0; j < W; j++) {
+            const float s = sigmoid(g[j]), silu = g[j] * s;
+            g[j] = d[j] * u[j] * s * (1.0f + g[j] * (1.0f - s));
+            u[j] = d[j] * silu;
+        }
+        store(dgate + i, g);
+        store(dup + i, u);
+    }
 }
 template <typename X>
 void swiglu_backward(X* dgate_up, const X* dh, const X* gate_up, i64 N, i64 F, Run& run) {
-    cpu::swiglu_backward(dgate_up, dh, gate_up, N, F, run);
+    const int W = widest<X>;
+    with_width<X>(rows_aligned(W, dgate_up, F) && rows_aligned(W, dh, F) && rows_aligned(W, gate_up, F), [&](auto width) {
+        launch(swiglu_backward_kernel<X, width>, {blocks(N), row_threads(F, width)}, run, dgate_up, dh, gate_up, F);
+    });
+}
+
+template <typename X, int W>
+__global__ void __launch_bounds__(THREADS) gelu_forward_kernel(X* __restrict__ h, const X* __restrict__ u, i64 count) {
+    flat_loop<W>(count, [&](i64 i, auto width) {
+        Floats<width> x = load<width>(u + i);
+        for (int j = 0; j < width; j++) { x[j] *= sigmoid(GELU_SLOPE * x[j] * (1.0f + GELU_CUBIC * x[j] * x[j])); }
+        store(h + i, x);
+    });
 }
 template <typename X>
 void gelu_forward(X* h, const X* u, i64 N, i64 F, Run& run) {
-    cpu::gelu_forward(h, u, N, F, run);
+    const int W = widest<X>;
+    with_width<X>(rows_aligned(W, h, 0) && rows_aligned(W, u, 0),
+                  [&](auto width) { launch(gelu_forward_kernel<X, width>, flat_shape(N * F, width), run, h, u, N * F); });
+}
+
+template <typename X, int W>
+__global__ void __launch_bounds__(THREADS)
+    gelu_backward_kernel(X* __restrict__ du, const X* __restrict__ dh, const X* __restrict__ u, i64 count) {
+    flat_loop<W>(count, [&](i64 i, auto width) {
+        Floats<width> d = load<width>(dh + i);
+        const Floats<width> in = load<width>(u + i);
+        for (int j = 0; j < width; j++) {
+            const float x = in[j], s = sigmoid(GELU_SLOPE * x * (1.0f + GELU_CUBIC * x * x));
+            d[j] *= s + x * s * (1.0f - s) * GELU_SLOPE * (1.0f + 3.0f * GELU_CUBIC * x * x);
+        }
+        store(du + i, d);
+    });
 }
 template <typename X>
 void gelu_backward(X* du, const X* dh, const X* u, i64 N, i64 F, Run& run) {
-    cpu::gelu_backward(du, dh, u, N, F, run);
+    const int W = widest<X>;
+    with_width<X>(rows_aligned(W, du, 0) && rows_aligned(W, dh, 0) && rows_aligned(W, u, 0),
+                  [&](auto width) { launch(gelu_backward_kernel<X, width>, flat_shape(N * F, width), run, du, dh, u, N * F); });
 }
+
+}  // namespace gpu
+#endif

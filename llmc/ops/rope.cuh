@@ -9,6 +9,7 @@
 
 #include "common.cuh"
 
+#ifndef LLMC_KERNELS
 namespace cpu {
 
 // One head of one row; cos null: a copy. sign is +1 forward, -1 backward.
@@ -60,13 +61,63 @@ void rope_split_backward(X* dqkv, const X* dq, const X* dk, const X* dv, const f
 
 }  // namespace cpu
 
+#else
+namespace gpu {
+
+// A row a block, both ways. A thread takes W pairs (i, i + HS/2) of one head, or, where HS is odd and so nothing is rotated, W elements.
+template <typename X, int W, bool FORWARD>
+__global__ void __launch_bounds__(THREADS)
+    rope_split_kernel(X* q, X* k, X* v, X* qkv, const float* __restrict__ cos, const float* __restrict__ sin, i64 pos0, i64 S_kv, i64 S,
+                      int NH, int KVH, int HS) {
+    const i64 n = blockIdx.x, b = n / S, s = n % S, t = pos0 + s;
+    const bool pairs = HS % 2 == 0;
+    const int half = pairs ? HS / 2 : HS, items = half / W;  // of one head
+    for (int item = threadIdx.x; item < (NH + 2 * KVH) * items; item += blockDim.x) {
+        const int head = item / items, i = item % items * W;
+        X* joint = qkv + (n * (NH + 2 * KVH) + head) * HS + i;
+        X* split = head < NH         ? q + ((b * NH + head) * S + s) * HS + i
+                   : head < NH + KVH ? k + ((b * KVH + head - NH) * S_kv + t) * HS + i
+                                     : v + ((b * KVH + head - NH - KVH) * S_kv + t) * HS + i;
+        const X* from = FORWARD ? joint : split;
+        X* to = FORWARD ? split : joint;
+        Floats<W> a = load<W>(from), b = {};
+        if (pairs) { b = load<W>(from + half); }
+        if (cos && head < NH + KVH) {
+            const Floats<W> c = load<W>(cos + t * half + i), sines = load<W>(sin + t * half + i);
+            for (int j = 0; j < W; j++) {
+                const float sine = FORWARD ? sines[j] : -sines[j], a_new = a[j] * c[j] - b[j] * sine;
+                b[j] = b[j] * c[j] + a[j] * sine;
+                a[j] = a_new;
+            }
+        }
+        store(to, a);
+        if (pairs) { store(to + half, b); }
+    }
+}
+template <bool FORWARD, typename X>
+void rope_split(X* q, X* k, X* v, X* qkv, const float* cos, const float* sin, i64 pos0, i64 S_kv, i64 B, i64 S, i64 NH, i64 KVH, i64 HS,
+                Run& run) {
+    check(!cos || HS % 2 == 0, "rotary positions need an even head size, not %lld", (long long)HS);
+    const i64 half = HS % 2 == 0 ? HS / 2 : HS, heads = NH + 2 * KVH;
+    const int W = widest<X>;
+    const bool wide = half % W == 0 && rows_aligned(W, q, HS) && rows_aligned(W, k, HS) && rows_aligned(W, v, HS) &&
+                      rows_aligned(W, qkv, HS) && rows_aligned(W, cos, half) && rows_aligned(W, sin, half);
+    with_width<X>(wide, [&](auto width) {
+        launch(rope_split_kernel<X, width, FORWARD>, {blocks(B * S), row_threads(heads * half, width)}, run, q, k, v, qkv, cos, sin, pos0,
+               S_kv, S, narrow<int>(NH), narrow<int>(KVH), narrow<int>(HS));
+    });
+}
+
 template <typename X>
 void rope_split_forward(X* q, X* k, X* v, const X* qkv, const float* cos, const float* sin, i64 pos0, i64 S_kv, i64 B, i64 S, i64 NH,
                         i64 KVH, i64 HS, Run& run) {
-    cpu::rope_split_forward(q, k, v, qkv, cos, sin, pos0, S_kv, B, S, NH, KVH, HS, run);
+    rope_split<true>(q, k, v, const_cast<X*>(qkv), cos, sin, pos0, S_kv, B, S, NH, KVH, HS, run);
 }
 template <typename X>
 void rope_split_backward(X* dqkv, const X* dq, const X* dk, const X* dv, const float* cos, const float* sin, i64 B, i64 S, i64 NH, i64 KVH,
                          i64 HS, Run& run) {
-    cpu::rope_split_backward(dqkv, dq, dk, dv, cos, sin, B, S, NH, KVH, HS, run);
+    rope_split<false>(const_cast<X*>(dq), const_cast<X*>(dk), const_cast<X*>(dv), dqkv, cos, sin, 0, S, B, S, NH, KVH, HS, run);
 }
+
+}  // namespace gpu
+#endif

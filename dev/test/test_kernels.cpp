@@ -1,0 +1,366 @@
+// Every kernel against its oracle, the CPU loop in the same file: at sizes 1, odd, prime, past a block; with rows that can be read 128 bits
+// at a time and with rows that cannot; in fp32 and bf16. Results must be the same bits in every order of threads and blocks.
+//
+// Plain C++ in every build: linked with the emulator, or, where there is a GPU, with nvcc's kernels and CUDA's runtime.
+#include <array>
+#include <tuple>
+
+#include "llmc/ops/adamw.cuh"
+#include "llmc/ops/classifier.cuh"
+#include "llmc/ops/embedding.cuh"
+#include "llmc/ops/global_norm.cuh"
+#include "llmc/ops/mlp.cuh"
+#include "llmc/ops/norm.cuh"
+#include "llmc/ops/rope.cuh"
+#include "values.h"
+
+namespace {
+
+// A test runs the same lines on both sides: the kernels in device memory, the CPU loops in the host's.
+struct Side {
+    bool kernels;
+    ::Run run{};
+};
+#define OP(op, ...) (side.kernels ? gpu::op(__VA_ARGS__, side.run) : cpu::op(__VA_ARGS__, side.run))
+
+// Values on one side, `shift` elements past an aligned address. An allocation each, so that an overrun is seen.
+template <typename X>
+class Memory {
+public:
+    X* data;
+    Memory(const Vec<X>& values, Side& side, i64 shift = 0) : side_(side), host_(values), count_((i64)values.size()) {
+        if (side.kernels) {
+            cuda_check(cudaMalloc((void**)&device_, (count_ + shift) * sizeof(X)));
+            copy_to_device(device_ + shift, values.data(), count_, side.run);
+        }
+        data = side.kernels ? device_ + shift : host_.data();
+    }
+    // What an op must overwrite.
+    Memory(i64 count, Side& side, i64 shift = 0) : Memory(Vec<X>(count, X(NAN)), side, shift) {}
+    Memory(const Memory&) = delete;
+    ~Memory() { cudaFree(device_); }
+    Vec<X> values() const {
+        Vec<X> copy = host_;
+        if (side_.kernels) { copy_to_host(copy.data(), data, count_, side_.run); }
+        return copy;
+    }
+
+private:
+    Side& side_;
+    Vec<X> host_;
+    X* device_ = nullptr;
+    i64 count_;
+};
+
+// What an output is called, and how far a kernel may be from its oracle beyond the rounding of the result.
+struct Allowed {
+    const char* name;
+    double error;
+};
+
+// body(side) gives a tuple of vectors, the op's outputs. Compares the kernels' with the oracle's; returns the kernels'.
+template <typename Body, size_t N>
+auto compare(const Body& body, const Allowed (&allowed)[N]) {
+    const auto on_side = [&](bool kernels, const char* order) {
+        setenv("SIMT_ORDER", order, 1);
+        Side side{kernels};
+        return body(side);
+    };
+    const auto got = on_side(true, "fwd"), want = on_side(false, "fwd");
+    static_assert(std::tuple_size_v<decltype(got)> == N);
+    const auto each = [&](const auto& a, const auto& b, const auto& action) {
+        [&]<size_t... I>(std::index_sequence<I...>) { (action(std::get<I>(a), std::get<I>(b), allowed[I]), ...); }
+        (std::make_index_sequence<N>{});
+    };
+    each(got, want, [](const auto& a, const auto& b, const Allowed& most) { expect_close(a, doubles(b), most.error, most.name); });
+    for (const char* order : {"rev", "shuf:1", "shuf:2", "shuf:3"}) {
+        each(on_side(true, order), got, [&](const auto& a, const auto& b, const Allowed& most) {
+            EXPECT_TRUE(same_bits(a, b)) << most.name << ": other bits in order " << order;
+        });
+    }
+    return got;
+}
+
+template <typename X>
+class Kernels : public testing::Test {};
+using Types = testing::Types<float, bf16>;
+TYPED_TEST_SUITE(Kernels, Types);
+
+constexpr GradMode MODES[] = {GradMode::WRITE, GradMode::ADD};
+
+TYPED_TEST(Kernels, Mlp) {
+    using X = TypeParam;
+    for (auto [N_, F_, shift_] : Vec<std::array<i64, 3>>{
+             {1, 1, 0}, {3, 7, 0}, {5, 8, 0}, {5, 8, 1}, {2, 257, 0}, {3, 2056, 0}, {2, 2063, 0}, {7, 48, 4}, {0, 5, 0}}) {
+        const i64 N = N_, F = F_, shift = shift_;
+        const auto gate_up = random_values<X>(N * 2 * F, 1, 6.0), dh = random_values<X>(N * F, 2);
+        compare(
+            [&](Side& side) {
+                Memory<X> in(gate_up, side, shift), grad(dh, side, shift), h(N * F, side, shift), dgate_up(N * 2 * F, side, shift);
+                Memory<X> h_gelu(N * F, side, shift), du(N * F, side, shift);
+                OP(swiglu_forward, h.data, in.data, N, F);
+                OP(swiglu_backward, dgate_up.data, grad.data, in.data, N, F);
+                OP(gelu_forward, h_gelu.data, in.data, N, F);
+                OP(gelu_backward, du.data, grad.data, in.data, N, F);
+                return std::tuple(h.values(), dgate_up.values(), h_gelu.values(), du.values());
+            },
+            {{"swiglu", 2e-6}, {"dgate_up", 2e-6}, {"gelu", 2e-6}, {"du", 2e-6}});
+    }
+    const Vec<X> far{X(100.0f), X(-100.0f), X(0.0f), X(-0.0f)};  // exp overflows or is 0 inside
+    compare(
+        [&](Side& side) {
+            Memory<X> in(far, side), h(4, side), slope(4, side), ones(Vec<X>(4, X(1.0f)), side);
+            OP(gelu_forward, h.data, in.data, 1, 4);
+            OP(gelu_backward, slope.data, ones.data, in.data, 1, 4);
+            return std::tuple(h.values(), slope.values());
+        },
+        {{"gelu far out", 1e-30}, {"gelu's slope far out", 1e-30}});
+}
+
+TYPED_TEST(Kernels, Norm) {
+    using X = TypeParam;
+    struct Case {
+        i64 N, C, Ck, pad, shift;
+    };
+    for (const auto [N_, C_, Ck_, pad, shift_] : Vec<Case>{{1, 1, 1, 0, 0},
+                                                           {3, 7, 3, 3, 0},
+                                                           {5, 16, 8, 8, 0},
+                                                           {5, 16, 8, 0, 1},
+                                                           {17, 40, 13, 3, 0},  // a second chunk of rows; the blocks meet within a pack
+                                                           {17, 40, 13, 0, 0},
+                                                           {17, 40, 0, 0, 0},
+                                                           {6, 40, 40, 8, 0},
+                                                           {33, 257, 131, 5, 0},
+                                                           {2, 2064, 1037, 0, 0},    // past a block's threads
+                                                           {2, 12504, 16, 0, 0}}) {  // more shared memory than a kernel has by default
+        const i64 N = N_, C = C_, Ck = Ck_, shift = shift_;
+        const i64 ld_shared = round_up(Ck, DEVICE_ALIGN) + pad, ld_priv = round_up(C - Ck, DEVICE_ALIGN) + pad;
+        const auto x_in = random_values<X>(N * C, 1), out_bias = random_values<X>(C, 2), weight = random_values<X>(C, 3);
+        const auto bias = random_values<X>(C, 4), priv = random_values<X>(N * ld_priv, 6), dn = random_values<X>(N * C, 7);
+        const auto dx_before = random_values<X>(N * C, 8);
+        const auto shared16 = random_values<bf16>(N * ld_shared, 5);
+        const auto shared32 = random_values<float>(N * ld_shared, 5), grad_before = random_values<float>(C, 9);
+        for (int variant = 0; variant<16; variant += N * C> 10000 ? 15 : 1) {
+            const NormKind kind{(variant & 1) != 0, 1e-2f};
+            const bool blocks = !(variant & 2), residual = variant & 2, half = variant & 4, add = variant & 8;
+            const auto outputs = compare(
+                [&](Side& side) {
+                    Memory<X> in(x_in, side, shift), ob(out_bias, side, shift), w(weight, side, shift), b(bias, side, shift);
+                    Memory<X> p(priv, side, shift), x(blocks ? Vec<X>(N * C, X(NAN)) : x_in, side, shift), n(N * C, side, shift);
+                    Memory<X> n_again(N * C, side, shift), g(dn, side, shift),
+                        dx(residual ? dx_before : Vec<X>(N * C, X(NAN)), side, shift);
+                    Memory<float> mean(Vec<float>(N, 7.0f), side), rstd(N, side), dw(grad_before, side), db(grad_before, side);
+                    Memory<bf16> s16(shared16, side, shift), sent16(shared16, side, shift);
+                    Memory<float> s32(shared32, side, shift), sent32(shared32, side, shift);
+                    const auto wire = [&](auto& narrow, auto& wide) { return half ? (void*)narrow.data : (void*)wide.data; };
+                    const DType type = half ? DType::BF16 : DType::FP32;
+                    const Blocks<X> out{wire(s16, s32), ld_shared, type, p.data, ld_priv, Ck};
+                    float* means = kind.rms ? nullptr : mean.data;
+                    const X* biases = kind.rms ? nullptr : b.data;
+                    OP(residual_norm_forward, blocks ? x.data : nullptr, n.data, means, rstd.data, in.data, blocks ? &out : nullptr,
+                       blocks && add ? ob.data : nullptr, w.data, biases, kind, N, C);
+                    OP(norm_apply, n_again.data, x.data, means, rstd.data, w.data, biases, kind, N, C);
+                    OP(norm_backward, dx.data, residual, variant == 1 ? nullptr : wire(sent16, sent32), ld_shared, type, Ck, dw.data,
+                       kind.rms ? nullptr : db.data, g.data, x.data, means, rstd.data, w.data, kind, MODES[add], N, C);
+                    return std::tuple(x.values(), n.values(), n_again.values(), mean.values(), rstd.values(), dx.values(), dw.values(),
+                                      db.values(), sent16.values(), sent32.values());
+                },
+                {{"x", 1e-6},
+                 {"n", 1e-5},
+                 {"n again", 1e-5},
+                 {"mean", 1e-6},
+                 {"rstd", 1e-5},
+                 {"dx", 3e-5},
+                 {"dweight", 1e-6 * (double)N + 1e-5},
+                 {"dbias", 1e-6 * (double)N + 1e-6},
+                 {"shared_out, bf16", 2.0 / 256},
+                 {"shared_out, fp32", 3e-5}});
+            EXPECT_TRUE(same_bits(std::get<1>(outputs), std::get<2>(outputs))) << "norm_apply";
+            if (variant == 1) { continue; }
+            const Vec<X>& dx = std::get<5>(outputs);
+            for (i64 i = 0; i < N * Ck; i++) {  // what is sent is dx as stored
+                const float value = dx[i / Ck * C + i % Ck];
+                const i64 at = i / Ck * ld_shared + i % Ck;
+                ASSERT_EQ(half ? (float)std::get<8>(outputs)[at] : std::get<9>(outputs)[at], half ? (float)bf16(value) : value);
+            }
+        }
+    }
+}
+
+TYPED_TEST(Kernels, NormManyRows) {  // so many that a chunk has 17
+    using X = TypeParam;
+    const i64 N = 8210, C = 3;
+    const auto normed = random_values<X>(N * C, 1), dn = random_values<X>(N * C, 2), weight = random_values<X>(C, 3);
+    const auto rstd_values = random_values<float>(N, 4, 0.1, 1.0), before = random_values<float>(C, 5);
+    compare(
+        [&](Side& side) {
+            Memory<X> x(normed, side), g(dn, side), w(weight, side), dx(N * C, side);
+            Memory<float> rstd(rstd_values, side), dw(before, side);
+            OP(norm_backward, dx.data, false, nullptr, 0, DType::FP32, 0, dw.data, nullptr, g.data, x.data, nullptr, rstd.data, w.data,
+               NormKind{true, 0.0f}, GradMode::ADD, N, C);
+            return std::tuple(dx.values(), dw.values());
+        },
+        {{"dx", 3e-5}, {"dweight", 1e-6 * (double)N}});
+}
+
+TYPED_TEST(Kernels, Rope) {
+    using X = TypeParam;
+    struct Case {
+        i64 B, S, NH, KVH, HS, pos0, shift;
+    };
+    for (const Case& d : Vec<Case>{{1, 1, 1, 1, 2, 0, 0},
+                                   {2, 5, 4, 2, 6, 0, 0},
+                                   {1, 13, 3, 3, 48, 0, 0},
+                                   {1, 13, 3, 3, 48, 0, 1},
+                                   {2, 3, 2, 1, 20, 7, 0},
+                                   {1, 4, 2, 2, 5, 0, 0},     // odd: nothing is rotated
+                                   {2, 3, 12, 4, 100, 0, 0},  // past a block's threads
+                                   {1, 2, 40, 8, 128, 3, 0},
+                                   {3, 2, 2, 1, 64, 0, 0}}) {
+        const bool rotate = d.HS % 2 == 0;
+        const i64 S_kv = d.pos0 + d.S + 2, width = (d.NH + 2 * d.KVH) * d.HS, kv_size = d.B * d.KVH * S_kv * d.HS;
+        const auto qkv = random_values<X>(d.B * d.S * width, 1), kv_before = random_values<X>(kv_size, 2);
+        const auto dq = random_values<X>(d.B * d.NH * d.S * d.HS, 3), dk = random_values<X>(d.B * d.KVH * d.S * d.HS, 4),
+                   dv = random_values<X>(d.B * d.KVH * d.S * d.HS, 5);
+        Vec<float> cosines(S_kv * (d.HS / 2)), sines(cosines.size());
+        for (size_t i = 0; i < sines.size(); i++) {
+            cosines[i] = (float)std::cos(0.37 * (double)i);
+            sines[i] = (float)std::sin(0.37 * (double)i);
+        }
+        compare(
+            [&](Side& side) {
+                Memory<X> in(qkv, side, d.shift), q((i64)dq.size(), side, d.shift), k(kv_before, side, d.shift),
+                    v(kv_before, side, d.shift);
+                Memory<X> q_grad(dq, side, d.shift), k_grad(dk, side, d.shift), v_grad(dv, side, d.shift);
+                Memory<X> dqkv((i64)qkv.size(), side, d.shift);
+                Memory<float> cos_table(cosines, side), sin_table(sines, side);
+                const float *c = rotate ? cos_table.data : nullptr, *s = rotate ? sin_table.data : nullptr;
+                OP(rope_split_forward, q.data, k.data, v.data, in.data, c, s, d.pos0, S_kv, d.B, d.S, d.NH, d.KVH, d.HS);
+                OP(rope_split_backward, dqkv.data, q_grad.data, k_grad.data, v_grad.data, c, s, d.B, d.S, d.NH, d.KVH, d.HS);
+                return std::tuple(q.values(), k.values(), v.values(), dqkv.values());
+            },
+            {{"q", 5e-7}, {"k", 5e-7}, {"v", 0.0}, {"dqkv", 5e-7}});
+    }
+}
+
+TYPED_TEST(Kernels, AdamW) {
+    using X = TypeParam;
+    const AdamW hyper{3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f - 0.9f * 0.9f, 1.0f - 0.95f * 0.95f, 0.7f};
+    for (auto [count_, shift_] : Vec<std::array<i64, 2>>{{1, 0}, {17, 0}, {1024, 0}, {1025, 0}, {4099, 0}, {4099, 1}, {0, 0}}) {
+        const i64 count = count_, shift = shift_;
+        const auto start = random_values<float>(count, 1), gradient = random_values<float>(count, 2);
+        const auto m_before = random_values<float>(count, 3, 0.1), v_before = random_values<float>(count, 4, 0.01, 0.011);
+        const auto outputs = compare(
+            [&](Side& side) {
+                Memory<float> master(start, side, shift), m(m_before, side, shift), v(v_before, side, shift), grad(gradient, side, shift);
+                Memory<X> param(count, side, shift);
+                if constexpr (dtype_of<X> == DType::FP32) {  // param is master
+                    OP(adamw_update, master.data, master.data, m.data, v.data, grad.data, count, hyper);
+                    return std::tuple(master.values(), master.values(), m.values(), v.values());
+                } else {
+                    OP(adamw_update, param.data, master.data, m.data, v.data, grad.data, count, hyper);
+                    return std::tuple(param.values(), master.values(), m.values(), v.values());
+                }
+            },
+            {{"param", 1e-7}, {"master", 1e-7}, {"m", 1e-8}, {"v", 1e-8}});
+        for (i64 i = 0; i < count; i++) { ASSERT_EQ((float)std::get<0>(outputs)[i], (float)X(std::get<1>(outputs)[i])); }
+    }
+}
+
+TYPED_TEST(Kernels, SumsOfSquares) {
+    using X = TypeParam;
+    for (auto [N_, cols_, ld_, shift_] : Vec<std::array<i64, 4>>{{1, 1, 3, 0},
+                                                                 {3, 37, 39, 0},
+                                                                 {110, 131, 140, 1},
+                                                                 {1, 65536, 65536, 0},
+                                                                 {1, 65537, 65539, 0},
+                                                                 {3, 300, 66000, 0},
+                                                                 {0, 5, 5, 0}}) {
+        const i64 N = N_, cols = cols_, ld = ld_, shift = shift_;
+        const auto values = random_values<X>(N * ld, 1);
+        const auto others = random_values<float>(N * ld, 2);
+        compare(
+            [&](Side& side) {
+                Memory<X> a(values, side, shift);
+                Memory<float> b(others, side);
+                return std::tuple(Doubles{OP(sum_of_squares, a.data, N * ld)},
+                                  Doubles{OP(sum_of_squared_differences, a.data, b.data, 0.3f, ld, N, cols)});
+            },
+            {{"squares", 1e-12 * (double)(N * ld)}, {"differences", 1e-8 * (double)(N * cols)}});
+    }
+}
+
+TYPED_TEST(Kernels, Embedding) {
+    using X = TypeParam;
+    struct Case {
+        i64 B, S, C, V, pos0, shift;
+    };
+    for (const Case& d : Vec<Case>{{1, 1, 1, 3, 0, 0},
+                                   {2, 7, 33, 11, 3, 0},
+                                   {2, 7, 40, 11, 3, 0},
+                                   {2, 7, 40, 11, 3, 1},
+                                   {3, 301, 20, 500, 0, 0},  // tokens that lie more than a block of rows apart
+                                   {3, 301, 5, 4, 0, 0},     // tokens with many rows
+                                   {1, 3, 2052, 3, 0, 0}}) {
+        const i64 N = d.B * d.S, P = d.S + 2;
+        const Range vocab{d.V / 3, d.V - d.V / 5};
+        Vec<int> token_values(N);
+        for (i64 n = 0; n < N; n++) { token_values[n] = (int)((uniform(n, 5) + 1) / 2 * (double)d.V) % (int)d.V; }
+        const auto wte = random_values<X>(vocab.size() * d.C, 1), wpe = random_values<X>((d.pos0 + d.S) * d.C, 2);
+        const auto dx = random_values<float>(N * d.C, 3), before = random_values<float>(vocab.size() * d.C, 8),
+                   before_p = random_values<float>(P * d.C, 9);
+        for (bool second : {false, true}) {
+            compare(
+                [&](Side& side) {
+                    Memory<int> tokens(token_values, side);
+                    Memory<X> x(N * d.C, side, d.shift), table(wte, side, d.shift), positions(wpe, side, d.shift);
+                    Memory<float> grad(dx, side, d.shift), dwte(before, side, d.shift), dwpe(before_p, side, d.shift);
+                    const X* p = second ? positions.data : nullptr;
+                    OP(embedding_forward, x.data, tokens.data, table.data, p, vocab, d.B, d.S, d.C, d.pos0);
+                    OP(embedding_backward, dwte.data, grad.data, tokens.data, vocab, N, d.C, MODES[second]);
+                    OP(position_backward, dwpe.data, grad.data, d.B, d.S, d.C, P, MODES[second]);
+                    return std::tuple(x.values(), dwte.values(), dwpe.values());
+                },
+                {{"x", 1e-7}, {"dwte", 0.0}, {"dwpe", 0.0}});  // the gradients: the same sums in the same order
+        }
+    }
+}
+
+TYPED_TEST(Kernels, Classifier) {
+    using X = TypeParam;
+    struct Case {
+        i64 n, V, T, shift;
+    };
+    for (const Case& d : Vec<Case>{
+             {1, 1, 1, 0}, {5, 7, 2, 0}, {3, 8, 1, 1}, {11, 129, 3, 0}, {3, 2063, 2, 0}, {2, 4096, 1, 0}, {300, 5, 1, 0}, {4, 0, 1, 0}}) {
+        const Range vocab{d.V, 2 * d.V};  // the second rank's
+        Vec<int> target_values(d.n);
+        for (i64 r = 0; r < d.n; r++) {
+            target_values[r] = r % 4 == 3 ? -1 : (int)(r * 7919 % (3 * d.V + 1));
+        }  // owned, another's, ignored
+        const auto scores = random_values<X>(d.n * d.V, 1, 9.0);
+        auto gathered = random_values<float>(d.T * d.n * 3, 2, 3.0);
+        for (i64 i = 0; i < d.T * d.n; i++) { gathered[i * 3 + 1] = 1.0f + std::fabs(gathered[i * 3 + 1]); }
+        if (d.T > 1) { gathered[0] = -INFINITY, gathered[1] = gathered[2] = 0.0f; }  // a rank without vocabulary
+        compare(
+            [&](Side& side) {
+                Memory<X> logits(scores, side, d.shift);
+                Memory<int> targets(target_values, side);
+                Memory<float> stats(d.n * 3, side), all(gathered, side), losses(d.n, side), lse(d.n, side);
+                OP(classifier_stats, stats.data, logits.data, targets.data, vocab, d.n);
+                OP(classifier_loss, losses.data, lse.data, all.data, targets.data, d.T, d.n);
+                OP(classifier_backward, logits.data, lse.data, targets.data, vocab, 0.25f, d.n);
+                Vec<float> highest, sums, scored;
+                for (i64 r = 0; r < d.n; r++) {
+                    const Vec<float> s = stats.values();
+                    highest.push_back(std::isinf(s[r * 3]) ? -1e9f : s[r * 3]);  // -inf: no difference can be taken
+                    sums.push_back(s[r * 3 + 1]);
+                    scored.push_back(s[r * 3 + 2]);
+                }
+                return std::tuple(highest, sums, scored, losses.values(), lse.values(), logits.values());
+            },
+            {{"maximum", 0.0}, {"sum", 1e-6 * (double)d.V}, {"target", 0.0}, {"losses", 2e-6}, {"lse", 2e-6}, {"dlogits", 1e-6}});
+    }
+}
+
+}  // namespace
