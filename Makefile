@@ -9,7 +9,8 @@
 # make clean
 #
 # Switches: GEMM=dnnl (oneDNN, a vendor library) or plain (C++ loops: slow, for sanitizers), MPI=1 or 0, SANITIZE=address,undefined or thread,
-# WERROR=1, BUILD=folder for objects, CUDA=/usr/local/cuda, CUDA_ARCHS='80 86 89 90 100 120' (default: 90). Paths are relative, so a checkout in a folder with spaces works.
+# WERROR=1, BUILD=folder for objects, CUDA=/usr/local/cuda, CUDA_ARCHS='80 86 89 90 100 120' (default: 90).
+# Paths are relative, so a checkout in a folder with spaces works.
 
 GEMM ?= dnnl
 MPI ?= $(if $(shell command -v mpicxx),1,0)
