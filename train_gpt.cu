@@ -932,6 +932,7 @@ int train(const Options& o, Ranks& ranks, Run& run, DataSets& sets) {
     std::optional<DataLoader> data, val;
     if (!o.train.empty() && !o.dry_run) { data = sets.train.open(train_request(o)); }
     if (const auto request = val_request(o); request && !o.dry_run) { val = sets.val.open(*request); }
+    if (speaks && data && !o.data_cache.empty() && data->order() != WindowOrder::megatron) { fprintf(stderr, "note: --data-cache has no effect: the order is not Megatron's\n"); }
     const json rule = data ? token_rule(*data) : json();
     if (val) { check_same_tokenizer(*val, rule, "--val", o.val); }
     std::optional<TextRule> text;
