@@ -303,6 +303,23 @@ inline Extracted extract_text(std::string& line, const std::string& key, const F
     return out;
 }
 
+// Each says what it replaced. Returns whether there was anything.
+template <typename Report>
+bool repair_bytes(std::string& text, Report report) {
+    const i64 bytes = repair_utf8(text);
+    if (bytes > 0) { report(Problem::invalid_utf8, format("%lld byte(s) are not UTF-8; each became U+FFFD", (long long)bytes)); }
+    return bytes > 0;
+}
+template <typename Report>
+bool repair_json(std::string& line, Report report) {
+    const bool repaired = repair_bytes(line, report);
+    const i64 halves = repair_lone_surrogates(line);
+    if (halves > 0) {
+        report(Problem::lone_surrogate, format("%lld half character(s) (\\ud800 to \\udfff alone); each became U+FFFD", (long long)halves));
+    }
+    return repaired || halves > 0;
+}
+
 inline Document parse_document(RawDocument& raw, const ReadOptions& options, const Filter& filter, Parsers& parsers) {
     Document doc;
     doc.problems = std::move(raw.problems);
@@ -317,17 +334,13 @@ inline Document parse_document(RawDocument& raw, const ReadOptions& options, con
         doc.skipped = true;
         return doc;
     }
-    const bool valid = simdjson::validate_utf8(raw.bytes.data(), raw.bytes.size());
-    if (const i64 bytes = valid ? 0 : repair_utf8(raw.bytes)) {
-        report(Problem::invalid_utf8, format("%lld byte(s) are not UTF-8; each became U+FFFD", (long long)bytes));
-    }
     Fields fields, signals;
     if (raw.json) {
-        if (const i64 halves = repair_lone_surrogates(raw.bytes)) {
-            report(Problem::lone_surrogate,
-                   format("%lld half character(s) (\\ud800 to \\udfff alone); each became U+FFFD", (long long)halves));
-        }
         Extracted found = extract_text(raw.bytes, options.text_key, filter, parsers.documents);
+        // simdjson refuses bytes that are not UTF-8, and most halves; this version of it lets some halves through. Whole documents, nearly
+        // all, need no search for either.
+        const bool odd = found.problem == Problem::bad_json || !simdjson::validate_utf8(found.text.data(), found.text.size());
+        if (odd && repair_json(raw.bytes, report)) { found = extract_text(raw.bytes, options.text_key, filter, parsers.documents); }
         doc.text = found.text;
         fields = std::move(found.fields);
         if (found.problem == Problem::bad_json) { report(Problem::bad_json, "not a whole JSON object; skipped"); }
@@ -340,6 +353,7 @@ inline Document parse_document(RawDocument& raw, const ReadOptions& options, con
             report(Problem::text_not_string, "the value of '" + options.text_key + "' is not a string; skipped");
         }
     } else {
+        if (!simdjson::validate_utf8(raw.bytes.data(), raw.bytes.size())) { repair_bytes(raw.bytes, report); }
         doc.text = raw.bytes;
     }
     if (!raw.signals.empty() && !read_signals(raw.signals, filter, parsers.signals, signals)) {

@@ -14,6 +14,7 @@
 #undef main
 
 #include "dev/test/data_testing.h"
+#include "dev/test/packing.h"
 #include "dev/test/small_model.h"
 
 namespace {
@@ -193,24 +194,6 @@ TEST_F(Tokenize, BrokenLinesAreNamedAndCounted) {
 
 TEST_F(Tokenize, PackedFilesAndFolders) {
     const std::string lines = many_documents(4000), half = lines.substr(0, lines.size() / 2);
-    auto gzip = [](const std::string& text) {
-        z_stream z = {};
-        deflateInit2(&z, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
-        std::string out(text.size() + 1000, '\0');
-        z.next_in = (Bytef*)text.data();
-        z.avail_in = text.size();
-        z.next_out = (Bytef*)out.data();
-        z.avail_out = out.size();
-        EXPECT_EQ(deflate(&z, Z_FINISH), Z_STREAM_END);
-        out.resize(z.total_out);
-        deflateEnd(&z);
-        return out;
-    };
-    auto zstd = [](const std::string& text) {
-        std::string out(ZSTD_compressBound(text.size()), '\0');
-        out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3));
-        return out;
-    };
     EXPECT_EQ(make({write_file("in.jsonl", lines)}).exit_code, EXIT_OK);
     const std::string wanted = read_text_file(path("o_000000.bin"));
     for (const std::string& packed :

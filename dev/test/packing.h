@@ -1,0 +1,29 @@
+// packing.h: texts packed as gzip and zstd do, for tests.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <zlib.h>
+#include <zstd.h>
+
+#include <string>
+
+inline std::string gzip(const std::string& text) {
+    constexpr int LEVEL = 6, WINDOW_BITS_GZIP = 15 + 16, MEMORY_LEVEL = 8;
+    z_stream z = {};
+    deflateInit2(&z, LEVEL, Z_DEFLATED, WINDOW_BITS_GZIP, MEMORY_LEVEL, Z_DEFAULT_STRATEGY);
+    std::string out(text.size() + 1000, '\0');
+    z.next_in = (Bytef*)text.data();
+    z.avail_in = text.size();
+    z.next_out = (Bytef*)out.data();
+    z.avail_out = out.size();
+    EXPECT_EQ(deflate(&z, Z_FINISH), Z_STREAM_END);
+    out.resize(z.total_out);
+    deflateEnd(&z);
+    return out;
+}
+
+inline std::string zstd(const std::string& text) {
+    std::string out(ZSTD_compressBound(text.size()), '\0');
+    out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3));
+    return out;
+}
