@@ -55,6 +55,16 @@ inline bool is_text_name(const std::string& name) {
     return name.ends_with(".txt") || name.ends_with(".txt.gz") || name.ends_with(".txt.zst");
 }
 
+// A side file of token shards or the state of a run, which may lie among the texts: ./tokenize wrote it.
+inline bool is_own_json(const std::string& path) {
+    if (!path.ends_with(".json")) { return false; }
+    const File file(path, "rb");
+    std::string start(std::min<i64>(file.size(), 64), '\0');
+    file.read_at(start.data(), start.size(), 0);
+    std::erase_if(start, [](char c) { return c == ' ' || c == '\n'; });
+    return start.starts_with("{\"format\":\"token-set-") || start.starts_with("{\"format\":\"tokenize-resume-");
+}
+
 // Adds the text files in a folder and below it. One that cannot be read, such as a link to nothing, is an error: its text would be missed.
 inline void list_folder(const std::string& folder, std::vector<InputFile>& files) {
     std::error_code error;
@@ -63,7 +73,7 @@ inline void list_folder(const std::string& folder, std::vector<InputFile>& files
         const std::string path = entry->path().string();
         if (!is_json_name(path) && !is_text_name(path)) { continue; }
         std::error_code file_error;
-        if (entry->is_regular_file(file_error)) { files.push_back({path, (i64)entry->file_size(file_error)}); }
+        if (entry->is_regular_file(file_error) && !is_own_json(path)) { files.push_back({path, (i64)entry->file_size(file_error)}); }
         check(!file_error, "input '%s': %s\nHINT: remove it, or pass the files one by one", path.c_str(), file_error.message().c_str());
     }
     check(!error, "cannot list the input folder '%s' and those in it: %s", folder.c_str(), error.message().c_str());
@@ -110,9 +120,9 @@ public:
             doc = {};
             doc.file = &files_[position_.file];
             doc.ordinal = position_.ordinal;
-            if (!lines_) { open_file(doc.problems); }
+            if (!lines_) { open_file(doc); }
             doc.json = json_;
-            bool found = read_document(doc);
+            bool found = !doc.broken && read_document(doc);
             if (found) {
                 position_.ordinal++;
                 position_.offset = lines_->offset();
@@ -120,8 +130,9 @@ public:
                 packed_done_ = packed_before_ + lines_->stream().packed_done();
                 if (signals_) { doc.signals = signals_->of_line(doc.line, doc.problems); }
             } else {
-                doc.line = lines_->lines();
-                doc.broken = lines_->stream().problem();
+                doc.line = std::max<i64>(lines_->lines(), 1);
+                if (!doc.broken) { doc.broken = lines_->stream().problem(); }
+                if (!doc.broken && lines_->offset() == 0) { doc.broken = {Problem::empty_file, "it is empty"}; }
                 found = doc.broken.has_value();
                 close_file();
             }
@@ -132,12 +143,14 @@ public:
     }
 
 private:
-    void open_file(std::vector<ProblemReport>& problems) {
+    void open_file(RawDocument& doc) {
         const InputFile& file = files_[position_.file];
         lines_ = std::make_unique<LineReader>(file);
         const std::string_view start = lines_->start();
-        check(!start.starts_with("\xFF\xFE") && !start.starts_with("\xFE\xFF"),
-              "input '%s' is UTF-16; wanted UTF-8\nHINT: iconv -f UTF-16 -t UTF-8", file.path.c_str());
+        if (start.starts_with("\xFF\xFE") || start.starts_with("\xFE\xFF")) {
+            doc.broken = {Problem::utf16_file, "it is UTF-16, wanted UTF-8; skipped (iconv -f UTF-16 -t UTF-8 makes it)"};
+            return;
+        }
         const bool marked = start.starts_with("\xEF\xBB\xBF");  // UTF-8's byte order mark is no text
         const size_t first = start.find_first_not_of(" \t\r\n", marked ? 3 : 0);
         const bool looks_json = first != std::string_view::npos && start[first] == '{';
@@ -151,7 +164,7 @@ private:
               "input '%s' ends before byte %lld of its text, up to which it was read before", file.path.c_str(),
               (long long)position_.offset);
         position_.start_hash = lines_->stream().start_hash();
-        if (json_ && !filter_.signals_folder().empty()) { open_signals(file, resumed, problems); }
+        if (json_ && !filter_.signals_folder().empty()) { open_signals(file, resumed, doc.problems); }
     }
     void open_signals(const InputFile& file, bool resumed, std::vector<ProblemReport>& problems) {
         const std::string path = signals_path(filter_.signals_folder(), file.path);

@@ -228,8 +228,12 @@ def test_stopped_by_a_signal_then_resumed(d):
         only_aside(f'{d}/{name}', 's', name)
         expect(os.path.exists(f'{d}/{name}/s.resume.json'), f'{name}: no state')
         refused(args + ['--out', f'{d}/{name}/s', first, '-'], 1, '--resume', 'delete', stdin=packed)
+        full = [s['file'] for part in ('train', 'val') for s in json.load(open(f'{d}/{name}/s.resume.json'))[part]['shards'] if s['xxh3']]
+        of_file = lambda path: (os.stat(path).st_ino, os.stat(path).st_mtime_ns)
+        written = [of_file(f'{d}/{name}/{file}.tmp') for file in full]
         r = ok(args + ['--resume', '--out', f'{d}/{name}/s', first, '-'], stdin=packed)
         expect(b'going on after' in r.stderr and b'after 0 ' not in r.stderr, r.stderr)
+        expect(len(full) > 3 and written == [of_file(f'{d}/{name}/{file}') for file in full], f'{name}: finished shards are written again')
         same(files(f'{d}/{name}', 's'), both, name)
     # In the middle of standard input: the state is of a slow feed.
     for name, packed in packs.items():
@@ -598,6 +602,77 @@ def test_large_documents_in_little_memory(d):
         f.write(b'{"text": "before"}\n{"text": "'), [f.write(b'x' * (1 << 20)) for _ in range(140)], f.write(b'"}\n{"text": "after"}\n')
     r = ok(['--tokenizer', model(), '--out', f'{d}/l', f'{d}/long.jsonl'])
     expect(json.load(open(f'{d}/l.json'))['problems'] == {'documents_too_long': 1} and b'long.jsonl:2' in r.stderr and ok(['--decode', '--doc-separator', '|', f'{d}/l_000000.bin']).stdout == b'before\n|\nafter', r.stderr)
+
+
+def test_inputs_that_are_no_text(d):
+    """UTF-16, files of 0 bytes, what ./tokenize itself wrote into the folder of texts: counted and named, none of them stops a run."""
+    write(f'{d}/in/a.jsonl', b'{"text": "one"}\n'), write(f'{d}/in/b.txt', 'zwei'.encode('utf-16')), write(f'{d}/in/c.jsonl.gz', b''), write(f'{d}/in/d.txt', b''), write(f'{d}/in/e.jsonl', b'{"text": "two"}\n')
+    args = ['--tokenizer', model(), '--out', f'{d}/in/s', f'{d}/in']
+    r = ok(args)
+    wanted = files(f'{d}/in', 's')
+    info = json.loads(wanted['s.json'])
+    expect(info['problems'] == {'files_empty': 2, 'files_in_utf16': 1} and info['train']['documents'] == 2, str(info['problems']))
+    for name in ('b.txt', 'c.jsonl.gz', 'd.txt'):
+        expect(f'{d}/in/{name}:' in r.stderr.decode(), f'{name} is not named: {r.stderr}')
+    expect(ok(['--decode', '--doc-separator', '|', f'{d}/in/s_000000.bin']).stdout == b'one\n|\ntwo', 'the text')
+    refused(args[:3] + [f'{d}/stop', '--on-error', 'stop', f'{d}/in'], 1, 'b.txt', 'UTF-16')
+    ok(args)  # the side file lies among the texts now
+    same(files(f'{d}/in', 's'), wanted, 'again')
+    # And so does the state of a run.
+    os.remove(f'{d}/in/b.txt'), os.remove(f'{d}/in/d.txt')
+    write(f'{d}/in/e.jsonl', lines(3000))
+    command = args[:2] + [f'{d}/in', '-', '--format', 'jsonl', '--out']
+    ok(command + [f'{d}/whole/s'], stdin=b'{"text": "three"}\n')
+    p = start(command + [f'{d}/in/s'])
+    time.sleep(0.5)
+    p.send_signal(signal.SIGTERM)
+    p.communicate(timeout=20)
+    expect(os.path.exists(f'{d}/in/s.resume.json'), 'no state')
+    ok(command + [f'{d}/in/s', '--resume'], stdin=b'{"text": "three"}\n')
+    same(files(f'{d}/in', 's'), files(f'{d}/whole', 's'), 'resumed')
+
+
+def test_resume_beyond_4_gib(d):
+    """A file with a hole of 5 GiB; the state is moved behind it, as if all before had been read."""
+    first, start_of_file, rest = f'{d}/first.jsonl', lines(2000), b'{"text": "far out"}\nbroken\n{"text": "the end"}\n'
+    far = (5 << 30) + 1
+    write(first, start_of_file)
+    with open(first, 'r+b') as f:
+        f.seek(far - 1), f.write(b'\n' + rest)
+    command = ['--tokenizer', model(), '--format', 'jsonl', '--out', f'{d}/s', first, '-']
+    write(f'{d}/head.jsonl', start_of_file)
+    stopped_run(d, command[:4], f'{d}/head.jsonl')
+    state = json.load(open(f'{d}/s.resume.json'))
+    expect(state['position']['file'] == 0 and state['position']['line'] > 1000, str(state['position']))
+    state['inputs'][0] = [first, os.path.getsize(first)]
+    state['sources'][0]['source'] = first
+    state['position'].update(offset=far, line=2001)
+    write(f'{d}/s.resume.json', json.dumps(state).encode())
+    r = ok(command + ['--resume'], stdin=b'')
+    expect(b'first.jsonl:2003: not a whole JSON object' in r.stderr, r.stderr[-500:])
+    text = ok(['--decode', '--doc-separator', '|', f'{d}/s_000000.bin']).stdout
+    expect(text.endswith(b'\n|\nfar out\n|\nthe end') and json.load(open(f'{d}/s.json'))['train']['documents'] == state['train']['documents'] + 2, text[-200:])
+
+
+def test_ids_above_16_bit(d):
+    """A SentencePiece model of 70,000 pieces, made by hand: its later ones must come back as they are. CASES B.1 10."""
+    def field(number, data):
+        return bytes([number << 3 | 2, len(data)]) + data
+
+    def piece(text, score, kind):
+        return field(1, field(1, text.encode()) + b'\x15' + struct.pack('<f', score) + bytes([0x18, kind]))
+    vocab, before, after = 70000, 'abcdefghijklmnopqrst', 'ABCDEFGHIJKLMNOPQRST'
+    pieces = [piece('<unk>', 0, 2), piece('<s>', 0, 3), piece('</s>', 0, 3)] + [piece(f'<0x{b:02X}>', 0, 6) for b in range(256)] + [piece(c, -1e6, 1) for c in before + after + '\u2581']
+    pairs = [a + b for a in before for b in after]  # merge first, and then two of them
+    words = pairs + [a + b for a in pairs for b in pairs][:vocab - len(pieces) - len(pairs)]
+    data = b''.join(pieces) + b''.join(piece(w, -float(i), 1) for i, w in enumerate(words))
+    write(f'{d}/t.model', data + field(2, b'\x18\x02\x98\x02\x01') + field(3, b'\x18\x00\x20\x00'))
+    rng = random.Random(1)
+    text = ' '.join(rng.choices(words[-5000:], k=500))
+    ok(['--tokenizer', f'{d}/t.model', '--out', f'{d}/s', write(f'{d}/in.txt', text.encode())])
+    ids, kind = shard_ids(f'{d}/s_000000.bin')
+    expect(kind == 'I' and sum(i >= 65536 for i in ids) > 400 and max(ids) < vocab, f'{kind} {max(ids)}')
+    expect(ok(['--decode', f'{d}/s_000000.bin']).stdout.decode() == text, 'the text does not come back')
 
 
 if __name__ == '__main__':
