@@ -26,7 +26,7 @@ public:
         if (parsed && (i64)parsed->pieces.size() == vocab_size() && SentencePieceBpe::can_encode(*parsed)) {
             bpe_ = std::make_unique<SentencePieceBpe>(*parsed, unknown_id);
         } else {
-            whole_text_bytes = 8 << 20;  // the library takes some 40 bytes of memory per byte of text
+            whole_text_bytes = 2 << 20;  // the library takes up to some 200 bytes of memory per byte of text: where each is an id
             // Protobuf takes a part that comes again as corrections: field 3 (normalizer), of 2 bytes: its field 3 (add_dummy_prefix)
             // false.
             const std::string without_space = model + std::string("\x1A\x02\x18\x00", 4);

@@ -597,6 +597,14 @@ def test_large_documents_in_little_memory(d):
     info = json.load(open(f'{d}/s.json'))
     expect(info['train']['documents'] == 2 and info['train']['text_bytes'] == 2 * len(text.encode()) and not info['problems'], str(info)[:800])
     expect(usage.ru_maxrss < 1 << 20, f'{usage.ru_maxrss >> 10} MiB at the peak')
+    # Through the library, which takes most where each byte is an id.
+    ok(['--train-tokenizer', 400, '--model-type', 'unigram', '--split-documents', 1000, '--out', f'{d}/unigram.model', f'{SHARED}/train.txt'])
+    write(f'{d}/bytes.txt', ''.join(chr(rng.randrange(0x4e00, 0x9000)) for _ in range(2 << 20)).encode())
+    process = start(['--tokenizer', f'{d}/unigram.model', '--threads', 2, '--out', f'{d}/u', f'{d}/bytes.txt'])
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    expect(process.returncode == 0 and usage.ru_maxrss < 1 << 20, f'{process.returncode}, {usage.ru_maxrss >> 10} MiB at the peak')
+    expect(json.load(open(f'{d}/u.json'))['problems'] == {'documents_encoded_in_parts': 1}, 'parts')
     # One that is too long is passed over and counted, in little memory.
     with open(f'{d}/long.jsonl', 'wb') as f:
         f.write(b'{"text": "before"}\n{"text": "'), [f.write(b'x' * (1 << 20)) for _ in range(140)], f.write(b'"}\n{"text": "after"}\n')

@@ -414,7 +414,7 @@ TEST_F(TokenizerTest, OtherModelsGoThroughTheLibrary) {
 // The library's memory bounds a text; longer ones are encoded in parts, which begin where a space is.
 TEST_F(TokenizerTest, LongTextsForTheLibraryAreCutAtSpaces) {
     const Both both(train_small_model("unigram", 320));
-    EXPECT_EQ(both.ours->whole_text_bytes, 8u << 20);
+    EXPECT_EQ(both.ours->whole_text_bytes, 2u << 20);
     both.ours->whole_text_bytes = 1000;
     std::string text;
     for (int i = 0; text.size() < 1500; i++) { text += format("earth%d the\n\n  ", i); }
