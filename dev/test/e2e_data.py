@@ -598,7 +598,7 @@ def test_large_documents_in_little_memory(d):
     expect(info['train']['documents'] == 2 and info['train']['text_bytes'] == 2 * len(text.encode()) and not info['problems'], str(info)[:800])
     expect(usage.ru_maxrss < 1 << 20, f'{usage.ru_maxrss >> 10} MiB at the peak')
     # Through the library, which takes most where each byte is an id.
-    ok(['--train-tokenizer', 400, '--model-type', 'unigram', '--split-documents', 1000, '--out', f'{d}/unigram.model', f'{SHARED}/train.txt'])
+    ok(['--train-tokenizer', 320, '--model-type', 'unigram', '--split-documents', 1000, '--out', f'{d}/unigram.model', f'{SHARED}/train.txt'])
     write(f'{d}/bytes.txt', ''.join(chr(rng.randrange(0x4e00, 0x9000)) for _ in range(2 << 20)).encode())
     process = start(['--tokenizer', f'{d}/unigram.model', '--threads', 2, '--out', f'{d}/u', f'{d}/bytes.txt'])
     _, status, usage = os.wait4(process.pid, 0)
