@@ -49,7 +49,7 @@ OBJECTS := $(addprefix $(BUILD)/,ops.o comm_mpi.o launch.o flags.o) $(DATA_OBJEC
 all: train_gpt test_gpt tokenize
 	@echo "train_gpt  trainer, generation, evaluation: CPU, GEMM $(GEMM), MPI $(MPI), fp32 and bf16"
 	@echo "test_gpt   goldens: ./test_gpt, or ./test_gpt --golden DIR --init-from HF_DIR --batch FILE.i32"
-	@echo "tokenize   text to shards, tokenizers, --inspect, --decode"
+	@echo "tokenize   text to shards, tokenizers, --inspect, --verify, --decode, --convert"
 
 train_gpt: $(BUILD)/train_gpt.o $(OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash
