@@ -28,8 +28,22 @@ inline i64 vocab_of_type(IdType type) {
 // What comes out, counted on the way.
 struct Converted {
     i64 documents = 0, tokens = 0, without_end = 0;  // without_end: documents whose last id is another than the end's
+    i64 text_bytes = 0;                              // 0: not known
     int32_t largest = -1;
 };
+
+// Of the text that the files stand for, where they are all files of one split of a set that tells; 0: not known.
+inline i64 text_bytes_of(const std::vector<std::string>& paths) {
+    std::optional<SideFile> first;
+    i64 tokens = 0;
+    for (const std::string& path : paths) {
+        const auto side = find_side_file(token_file_path(path));
+        if (!first) { first = side; }
+        if (!side || side->path != first->path || side->is_val != first->is_val) { return 0; }
+        tokens += side->shard.tokens;
+    }
+    return first && tokens == first->split().tokens ? first->split().text_bytes : 0;
+}
 
 // Feeds all ids of all files to write(ids) and, where a document ends, to end_document().
 template <typename Write, typename End>
@@ -59,6 +73,7 @@ Converted convert_ids(const std::vector<std::string>& paths, const Known& known,
         });
     }
     if (open) { end(); }
+    all.text_bytes = text_bytes_of(paths);
     check(all.tokens > 0, "there are no tokens in the %zu file(s) to convert", paths.size());
     return all;
 }
@@ -98,7 +113,7 @@ inline TokenSetInfo converted_info(const Known& known, const Converted& all) {
     info.bos = known.start_id >= 0 || (known.side && info.bos);
     info.eos = known.end_id >= 0 && all.without_end == 0;
     info.eos_id = known.end_id >= 0 ? known.end_id : info.eos_id;
-    info.train = {all.documents, all.tokens, 0, {}};  // how long their text was is not known
+    info.train = {all.documents, all.tokens, all.text_bytes, {}};
     info.val = {};
     info.problems = info.dropped = TokenSetInfo::Json::object();
     info.sources = TokenSetInfo::Json::array();
@@ -160,7 +175,14 @@ inline void convert_to_megatron(const ConvertOptions& options, const std::vector
 }
 
 inline void convert(const ConvertOptions& options) {
+    for (const std::string& input : options.inputs) { check_not_train_and_val(input, token_files(input)); }
     const std::vector<std::string> paths = token_files(options.inputs);
+    for (const std::string& path : paths) {
+        const auto side = find_side_file(token_file_path(path));
+        std::error_code none;
+        check(!side || !std::filesystem::equivalent(side->path, side_path(options.out), none),
+              "--out '%s' is the set that is to be converted; it would be replaced\nHINT: another --out", options.out.c_str());
+    }
     const Known known = known_of_all(options, paths);
     prepare_out(options.out);
     const OutLock lock(options.out);

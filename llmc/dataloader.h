@@ -138,7 +138,7 @@ inline void read_side_files(DataSource& source) {
         if (side && side->shard.tokens != f.file->tokens()) { side.reset(); }  // it is about an older file of this name
         if (!side) { check_complete(path); }
         if (side && side->info.tokenizer_hash.empty()) { side.reset(); }  // converted ids of a tokenizer that nobody named
-        complete = complete && side;
+        complete = complete && side && side->split().text_bytes > 0;
         if (!side) { continue; }
         if (source.info && source.info->tokenizer_hash != side->info.tokenizer_hash) {
             usage_error(

@@ -3,7 +3,8 @@
 #
 #     data/sets/slimpajama.sh CHUNK [FIRST LAST]      such as 1 0 99: files 0 to 99 of chunk 1 (a chunk has some 5,900, of 15 MB each)
 #
-# Writes out/data/slimpajama/chunk1-0-99_000000.bin ... Validation comes from its own held-out files: chunk1 to chunk5 of validation/.
+# Writes out/data/slimpajama/chunk1-0-99_000000.bin ... Validation is the first file of the set's own held-out part
+# (validation/chunk1 to chunk5).
 # Needs the internet: at 1 Gbit/s two hours for all.
 source "$(dirname "$0")/common.sh"
 parse_arguments slimpajama https://huggingface.co/datasets/cerebras/SlimPajama-627B/resolve/main "$@"

@@ -551,7 +551,12 @@ def test_verify_finds_what_is_wrong(d):
     expect(b'vocabulary is not known' in ok(['--verify', f'{d}/alone_000000.bin']).stdout, 'alone')
     expect(tokenize(['--verify', '--vocab', 10, f'{d}/alone_000000.bin']).returncode == 1, '--vocab means nothing')
     # The index of a Megatron set, which no size gives away.
-    ok(['--convert', 'megatron', '--out', f'{d}/m', f'{d}/s.json'])
+    for both in ('s.json', 's_*.bin'):  # would train on the validation documents
+        refused(['--convert', 'megatron', '--out', f'{d}/m', f'{d}/{both}'], 2, 'validation', 's_[0-9]*.bin')
+    refused(['--convert', 'megatron', '--out', f'{d}/s', f'{d}/{first}'], 1, 'another --out')
+    expect({name: open(f'{d}/{name}', 'rb').read() for name in shards} == clean, 'a refused --convert changed the set')
+    ok(['--convert', 'megatron', '--out', f'{d}/m', f'{d}/s_[0-9]*.bin'])
+    expect(json.load(open(f'{d}/m.json'))['train']['text_bytes'] == info['train']['text_bytes'] > 0, 'the text of a whole split')
     index = bytearray(open(f'{d}/m.idx', 'rb').read())
     index[34:38], index[38:42] = index[38:42], index[34:38]
     write(f'{d}/m.idx', bytes(index))

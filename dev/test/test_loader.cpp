@@ -268,7 +268,11 @@ TEST_F(Loader, ResumeAtAnyPoint) {
     write_shard("a", iota_ids(5 * 4 + 1, 0));
     write_shard("b", iota_ids(3 * 4 + 1, 1000));
     write_shard("c", iota_ids(7 * 4 + 1, 2000));
-    for (const std::string& spec : {path("*.bin"), "0.5:" + path("a*.bin") + ",0.2:" + path("b*.bin") + ",0.3:" + path("c*.bin")}) {
+    write_megatron("others/m", {iota_ids(20, 3000), {}, iota_ids(33, 3020)}, UINT16);
+    write_packed("others/p.bin", iota_ids(5 * 9 + 2, 4000), 5 * 11, 9, INT32);
+    for (const std::string& spec :
+         {path("*.bin"), "0.5:" + path("a*.bin") + ",0.2:" + path("b*.bin") + ",0.3:" + path("c*.bin"), path("others/m"),
+          path("others/p.bin"), "0.4:" + path("others/m") + ",0.3:" + path("a*.bin") + ",0.3:" + path("others/p.bin")}) {
         const DataLoader fresh(spec, 4, ANY_VOCAB, 3, WindowOrder::shuffled);
         const std::vector<int32_t> unbroken = stream(fresh, 60, 1, 1);
         for (i64 stop = 0; stop <= 50; stop++) {
@@ -349,6 +353,23 @@ TEST_F(Loader, IdentityChangesWithTheStreamOnly) {
         contents.insert(identity(path("e/*.bin"), 4, 1));
     }
     EXPECT_EQ(contents.size(), 6u);
+}
+
+// Bytes of text for each token, of all sets of a source; not known if one of them does not tell.
+TEST_F(Loader, BytesOfTextAreKnownOfAllSetsOrOfNone) {
+    TokenSetInfo info;
+    info.tokenizer_hash = "aa";
+    info.vocab = 100;
+    const auto bytes_per_token = [&](i64 text_bytes_of_b) {
+        for (const char* name : {"a", "b"}) {
+            write_shard(name, iota_ids(50));
+            info.train = {1, 50, name[0] == 'a' ? 200 : text_bytes_of_b, {{format("%s_000000.bin", name), 50, ""}}};
+            write_token_set_info(path(format("%s.json", name)), info);
+        }
+        return DataLoader(path("*.bin"), 4, ANY_VOCAB, 1, WindowOrder::sequential).text_bytes_per_token();
+    };
+    EXPECT_DOUBLE_EQ(bytes_per_token(100), 3);
+    EXPECT_EQ(bytes_per_token(0), 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
