@@ -221,7 +221,7 @@ int main(int argc, char** argv) {
         if (golden.empty()) {
             dirs.clear();
             for (const auto& entry : std::filesystem::directory_iterator("dev/golden")) {
-                if (path_exists(entry.path().string() + "/golden.json")) { dirs.push_back(entry.path().string()); }
+                if (path_exists(entry.path().string() + "/grads.safetensors")) { dirs.push_back(entry.path().string()); }
             }
             std::sort(dirs.begin(), dirs.end());
             check(!dirs.empty(), "no goldens in dev/golden\nHINT: run in the folder of the checkout");

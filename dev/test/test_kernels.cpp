@@ -9,6 +9,7 @@
 #include "llmc/ops/classifier.cuh"
 #include "llmc/ops/embedding.cuh"
 #include "llmc/ops/global_norm.cuh"
+#include "llmc/ops/matmul.cuh"
 #include "llmc/ops/mlp.cuh"
 #include "llmc/ops/norm.cuh"
 #include "llmc/ops/rope.cuh"
@@ -322,6 +323,29 @@ TYPED_TEST(Kernels, Embedding) {
                     return std::tuple(x.values(), dwte.values(), dwpe.values());
                 },
                 {{"x", 1e-7}, {"dwte", 0.0}, {"dwpe", 0.0}});  // the gradients: the same sums in the same order
+        }
+    }
+}
+
+TYPED_TEST(Kernels, BiasAndCast) {
+    using X = TypeParam;
+    for (auto [N_, OC_, shift_] : Vec<std::array<i64, 3>>{
+             {1, 1, 0}, {3, 7, 0}, {17, 40, 0}, {17, 40, 1}, {33, 257, 0}, {5, 264, 0}, {2, 2056, 0}, {700, 3, 0}, {0, 5, 0}}) {
+        const i64 N = N_, OC = OC_, shift = shift_, count = N * OC;
+        const auto values = random_values<X>(count, 1);
+        const auto floats = random_values<float>(count, 2), before = random_values<float>(OC, 3);
+        for (GradMode mode : MODES) {
+            compare(
+                [&](Side& side) {
+                    Memory<X> dout(values, side, shift), same(count, side, shift), narrow(count, side, shift);
+                    Memory<float> dbias(before, side), wide(count, side, shift), from(floats, side, shift);
+                    OP(bias_backward, dbias.data, dout.data, N, OC, mode);
+                    OP(cast, same.data, dout.data, count);
+                    OP(cast, wide.data, dout.data, count);
+                    OP(cast, narrow.data, from.data, count);
+                    return std::tuple(dbias.values(), same.values(), wide.values(), narrow.values());
+                },
+                {{"dbias", 1e-6 * (double)(N + 1)}, {"copy", 0.0}, {"widened", 0.0}, {"narrowed", 0.0}});
         }
     }
 }

@@ -124,8 +124,7 @@ __global__ void __launch_bounds__(THREADS)
         if (c < C) {
             for (int i = 0; i < found; i++) { sum += load<W>(dx + rows[i] * C + c); }
         }
-        left -= found;
-        __syncthreads();  // before the lists are written again
+        left -= found;  // no barrier here: the next list is written after the next one, the next counts were read before the last
     }
     if (c < C) { store(dwte + v * C + c, sum); }
 }

@@ -7,9 +7,12 @@
 // Sums in fp32, rounded once. A product with nothing to sum over (a rank without vocabulary rows) writes zeros.
 #pragma once
 
-#include "../gemm.h"
 #include "common.cuh"
+#ifndef LLMC_CUDA
+#include "../gemm.h"
+#endif
 
+#ifndef LLMC_KERNELS
 namespace cpu {
 
 template <typename X>
@@ -34,6 +37,55 @@ void cast(To* to, const From* from, i64 count, Run& run) {
 
 }  // namespace cpu
 
+#else
+namespace gpu {
+
+// A chunk of rows and 32 W columns a block, W columns a thread, WARPS warps that each take every WARPS-th row.
+template <typename X, int W, int WARPS>
+__global__ void __launch_bounds__(32 * WARPS)
+    column_sums_kernel(float* __restrict__ partials, const X* __restrict__ dout, i64 chunk_rows, i64 N, i64 OC) {
+    __shared__ Floats<W> sums[WARPS][32];
+    const i64 c = ((i64)blockIdx.x * 32 + threadIdx.x) * W;
+    const i64 begin = blockIdx.y * chunk_rows, end = begin + chunk_rows < N ? begin + chunk_rows : N;
+    Floats<W> sum = {};
+    if (c < OC) {
+        for (i64 r = begin + threadIdx.y; r < end; r += WARPS) { sum += load<W>(dout + r * OC + c); }
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y == 0 && c < OC) {
+        for (int warp = 1; warp < WARPS; warp++) { sum += sums[warp][threadIdx.x]; }
+        store(partials + blockIdx.y * OC + c, sum);
+    }
+}
+template <typename X>
+void bias_backward(float* dbias, const X* dout, i64 N, i64 OC, GradMode mode, Run& run) {
+    const RowChunks chunks(N);
+    float* partials = run.workspace.get<float>(chunks.count * OC);
+    const int W = widest<X>, WARPS = 8;
+    with_width<X>(rows_aligned(W, dout, OC) && rows_aligned(W, partials, OC), [&](auto width) {
+        launch(column_sums_kernel<X, width, WARPS>, {dim3(blocks(ceil_div(OC, 32 * width)), blocks(chunks.count)), dim3(32, WARPS)}, run,
+               partials, dout, chunks.size, N, OC);
+    });
+    combine_partials(dbias, partials, chunks.count, OC, OC, mode, run);
+}
+
+template <typename From, typename To, int W>
+__global__ void __launch_bounds__(THREADS) cast_kernel(To* __restrict__ to, const From* __restrict__ from, i64 count) {
+    flat_loop<W>(count, [&](i64 i, auto width) { store(to + i, load<width>(from + i)); });
+}
+template <typename From, typename To>
+void cast(To* to, const From* from, i64 count, Run& run) {
+    using Narrow = std::conditional_t<sizeof(From) < sizeof(To), From, To>;
+    const int W = widest<Narrow>;
+    with_width<Narrow>(rows_aligned(W, to, 0) && rows_aligned(W, from, 0),
+                       [&](auto width) { launch(cast_kernel<From, To, width>, flat_shape(count, width), run, to, from, count); });
+}
+
+}  // namespace gpu
+#endif
+
+#ifndef LLMC_CUDA  // the products of cuBLASLt are not written yet
 namespace BACKEND {
 
 template <typename X, typename Y>
@@ -61,3 +113,4 @@ std::string gemm_library() {
 }
 
 }  // namespace BACKEND
+#endif
