@@ -88,12 +88,14 @@ CUDA ?= /usr/local/cuda
 SIMT := $(BUILD)/simt
 SIMT_FLAGS = $(filter-out -fopenmp,$(CXXFLAGS)) -DLLMC_CUDA -isystem $(CUDA)/include
 SIMT_KERNELS := -include llmc/simt/simt.h -x c++
-$(SIMT)/tests: $(addprefix $(SIMT)/,simt.o runtime.o ops.o test_simt.o test_kernels.o)
+$(SIMT)/tests: $(addprefix $(SIMT)/,simt.o runtime.o ops.o product.o test_simt.o test_kernels.o)
 	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) -rdynamic $^ -o $@ -lgtest -lgtest_main
 $(SIMT)/%.o: llmc/simt/%.cpp $(BUILD)/flags.txt | $(SIMT)
 	$(CXX) $(SIMT_FLAGS) -c $< -o $@
 $(SIMT)/ops.o: llmc/ops.cu $(BUILD)/flags.txt | $(SIMT)
 	$(CXX) $(SIMT_FLAGS) -O1 $(SIMT_KERNELS) -c $< -o $@
+$(SIMT)/%.o: dev/test/%.cu $(BUILD)/flags.txt | $(SIMT)
+	$(CXX) $(SIMT_FLAGS) $(COLD) $(SIMT_KERNELS) -c $< -o $@
 $(SIMT)/test_simt.o: dev/test/test_simt.cpp $(BUILD)/flags.txt | $(SIMT)
 	$(CXX) $(SIMT_FLAGS) $(COLD) $(SIMT_KERNELS) -c $< -o $@
 $(SIMT)/test_kernels.o: dev/test/test_kernels.cpp $(BUILD)/flags.txt | $(SIMT)
@@ -105,11 +107,15 @@ simt_tests: $(SIMT)/tests
 # The kernels by nvcc. What ptxas says of each goes to a log; the report fails where registers are spilled.
 CUDA_ARCHS ?= 90
 NVCCFLAGS := -std=c++20 -O3 --expt-relaxed-constexpr -DLLMC_CUDA -I. -Werror all-warnings -Xcompiler -Wall,-Wextra -Xptxas -v
-$(BUILD)/cuda/ops_sm_%.log: llmc/ops.cu $(wildcard llmc/*.h llmc/ops/*.cuh)
-	@mkdir -p $(@D)
-	$(CUDA)/bin/nvcc $(NVCCFLAGS) -arch=sm_$* -c $< -o $(@:.log=.o) 2> $@.part || { cat $@.part; exit 1; }
-	@mv $@.part $@
-kernels: $(patsubst %,$(BUILD)/cuda/ops_sm_%.log,$(CUDA_ARCHS))
+NVCC = $(CUDA)/bin/nvcc $(NVCCFLAGS) -arch=sm_$* -c $< -o $(@:.log=.o) 2> $@.part || { cat $@.part; exit 1; }; mv $@.part $@
+KERNEL_HEADERS := $(wildcard llmc/*.h llmc/ops/*.cuh)
+$(BUILD)/cuda/ops_sm_%.log: llmc/ops.cu $(KERNEL_HEADERS) | $(BUILD)/cuda
+	$(NVCC)
+$(BUILD)/cuda/product_sm_%.log: dev/test/product.cu dev/test/product.cuh $(KERNEL_HEADERS) | $(BUILD)/cuda
+	$(NVCC)
+$(BUILD)/cuda:
+	mkdir -p $@
+kernels: $(foreach arch,$(CUDA_ARCHS),$(BUILD)/cuda/ops_sm_$(arch).log $(BUILD)/cuda/product_sm_$(arch).log)
 	dev/ptxas_report.py $^
 
 test:

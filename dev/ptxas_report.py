@@ -17,8 +17,8 @@ SHARED = re.compile(r"(\d+) bytes smem")
 
 
 def readable(names):
-    out = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout.split("\n")
-    return [re.sub(r"\(.*\)$", "", re.sub(r"^(void )?gpu::", "", re.sub(r"\((int|bool)\)", "", name))).strip() for name in out]
+    out = subprocess.run(["c++filt", "-p"], input="\n".join(names), capture_output=True, text=True, check=True).stdout.split("\n")
+    return [re.sub(r"\([\w:]+\)", "", re.sub(r"^(void )?gpu::", "", name)) for name in out]
 
 
 def warps_at_once(arch, registers, shared):

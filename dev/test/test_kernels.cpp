@@ -15,6 +15,20 @@
 #include "llmc/ops/rope.cuh"
 #include "values.h"
 
+namespace gpu {
+// dev/test/product.cu: c (M,N) = a (M,K) b (K,N), or a b^T with b (N,K).
+void product(bool transposed, float* c, const bf16* a, const bf16* b, int M, int N, int K, Run& run);
+}  // namespace gpu
+namespace cpu {
+void product(bool transposed, float* c, const bf16* a, const bf16* b, int M, int N, int K, Run&) {
+    for (int i = 0; i < M * N; i++) {
+        double sum = 0.0;
+        for (int k = 0; k < K; k++) { sum += (double)(float)a[i / N * K + k] * (float)(transposed ? b[i % N * K + k] : b[k * N + i % N]); }
+        c[i] = (float)sum;
+    }
+}
+}  // namespace cpu
+
 namespace {
 
 // A test runs the same lines on both sides: the kernels in device memory, the CPU loops in the host's.
@@ -384,6 +398,23 @@ TYPED_TEST(Kernels, Classifier) {
                 return std::tuple(highest, sums, scored, losses.values(), lse.values(), logits.values());
             },
             {{"maximum", 0.0}, {"sum", 1e-6 * (double)d.V}, {"target", 0.0}, {"losses", 2e-6}, {"lse", 2e-6}, {"dlogits", 1e-6}});
+    }
+}
+
+TEST(Kernels, ProductOnTensorCores) {  // the wrappers of ptx.cuh
+    for (auto [M_, N_, K_] : Vec<std::array<int, 3>>{{1, 8, 16}, {16, 16, 16}, {21, 40, 80}, {33, 24, 48}}) {
+        const int M = M_, N = N_, K = K_;
+        const auto a_values = random_values<bf16>(M * K, 1), b_values = random_values<bf16>(K * N, 2);
+        for (bool transposed : {false, true}) {
+            compare(
+                [&](Side& side) {
+                    Memory<bf16> a(a_values, side), b(b_values, side);
+                    Memory<float> c(M * N, side);
+                    OP(product, transposed, c.data, a.data, b.data, M, N, K);
+                    return std::tuple(c.values());
+                },
+                {{"c", 1e-5}});
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 // Oracle: the CUDA programming guide's rules, worked out by hand. Compiled like kernels, with -include llmc/simt/simt.h.
 #include <gtest/gtest.h>
 
-#include "llmc/ops/kernel.cuh"
+#include "product.cuh"
 #include "values.h"
 
 using gpu::ALL_LANES;
@@ -207,6 +207,47 @@ TEST_F(Simt, EventsOrderStreams) {
         cuda_check(cudaEventDestroy(ready));
         cuda_check(cudaEventDestroy(read));
     }
+}
+
+template <bool TRANSPOSED, gpu::Fault FAULT>
+Vec<float> product(const Vec<bf16>& a, const Vec<bf16>& b, int M, int N, int K, ::Run& run) {
+    Buffer<bf16> da(a, run), db(b, run);
+    Buffer<float> c(M * N, run);
+    gpu::product<TRANSPOSED, FAULT>(c.data, da.data, db.data, M, N, K, run);
+    return c.host();
+}
+TEST_F(Simt, CopiesThatAreNotWaitedForShow) {
+    const int M = 21, N = 40, K = 80;  // right results: test_kernels.cpp
+    const auto a = random_values<bf16>(M * K, 1), b = random_values<bf16>(K * N, 2);
+    for (float value : product<false, gpu::NONE>(a, b, M, N, K, run)) { EXPECT_FALSE(std::isnan(value)); }
+    EXPECT_TRUE(std::isnan((product<false, gpu::NO_WAIT>(a, b, M, N, K, run)[0])));
+    setenv("SIMT_ORDER", "rev", 1);  // the warp that multiplies first has not seen the other's tile
+    EXPECT_TRUE(std::isnan((product<false, gpu::NO_BARRIER>(a, b, M, N, K, run)[8])));
+}
+__global__ void copy_kernel(float* global, int offset, bool wait) {
+    __shared__ __align__(16) float tile[8];
+    gpu::copy_async(tile + offset, global, true);
+    gpu::copies_commit();
+    if (wait) { gpu::copies_wait<0>(); }
+}
+__global__ void copy_out_kernel(float* global) { gpu::copy_async(global, global + 4, true); }
+__global__ void half_a_warp_kernel() {
+    float d[4];
+    const uint32_t a[4] = {}, b[2] = {};
+    if (threadIdx.x < 16) { gpu::mma(d, a, b); }
+}
+TEST_F(Simt, WrongCopiesAndProducts) {
+    Buffer<float> global(8, run);
+    launch(copy_kernel, {1, 1}, run, global.data, 4, true);
+    synchronize(run);
+    launch(copy_kernel, {1, 1}, run, global.data, 4, false);
+    expect_error([&] { synchronize(run); }, {"copy_kernel", "ends before its copies to shared memory have landed"});
+    launch(copy_kernel, {1, 1}, run, global.data, 1, true);
+    expect_error([&] { synchronize(run); }, {"copy_async (", "a misaligned address"});
+    launch(copy_out_kernel, {1, 1}, run, global.data);
+    expect_error([&] { synchronize(run); }, {"copy_async (", "to what is not shared memory"});
+    launch(half_a_warp_kernel, {1, 32}, run);
+    expect_error([&] { synchronize(run); }, {"mma of the lanes 0000ffff: all 32 must take part"});
 }
 
 // ---- planted faults -------------------------------------------------------------------------------------------------

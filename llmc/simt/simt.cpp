@@ -157,6 +157,28 @@ public:
         complete(w, mask);
         wait();
     }
+    void copy_async(void* to, const void* from, int bytes, bool valid, Site site) {
+        if (((uintptr_t)to | (uintptr_t)from) % bytes != 0) {
+            simt::fail("copy_async (%s:%d): a misaligned address", site.file, site.line);
+        }
+        if (!is_shared(to, bytes)) { simt::fail("copy_async (%s:%d) to what is not shared memory", site.file, site.line); }
+        memset(to, POISON, bytes);
+        lane_->copies.push_back({to, from, bytes, valid, lane_->groups});
+    }
+    void copies_commit() { lane_->groups++; }
+    void copies_wait(int groups) {
+        auto& copies = lane_->copies;
+        const auto landed = [&](const Copy& copy) { return copy.group < lane_->groups - groups; };
+        for (const Copy& copy : copies) {
+            if (!landed(copy)) { continue; }
+            if (copy.valid) {
+                memcpy(copy.to, copy.from, copy.bytes);
+            } else {
+                memset(copy.to, 0, copy.bytes);
+            }
+        }
+        std::erase_if(copies, landed);
+    }
     void report(const std::string& what) {
         running_->fail(format("%s, block (%u,%u,%u) thread (%u,%u,%u): %s", describe(running_->grid).c_str(), blockIdx.x, blockIdx.y,
                               blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z, what.c_str()));
@@ -168,6 +190,13 @@ public:
     }
 
 private:
+    struct Copy {
+        void* to;
+        const void* from;
+        int bytes;
+        bool valid;
+        int group;
+    };
     struct Lane {
         enum { RUNS, IN_WARP, AT_BARRIER, ENDED } state;
         uint3 index;
@@ -178,6 +207,9 @@ private:
         void* mine;
         Collective all;
         Site site;
+        // Its copies on their way, and how many groups of them it has committed.
+        std::vector<Copy> copies;
+        int groups;
     };
     struct Warp {
         unsigned alive = 0, waiting = 0;
@@ -198,6 +230,8 @@ private:
         for (int i = 0; i < threads; i++) {
             lanes_[i].state = Lane::RUNS;
             lanes_[i].index = {i % t.x, i / t.x % t.y, i / t.x / t.y};
+            lanes_[i].copies.clear();
+            lanes_[i].groups = 0;
             warps_[i / 32].alive |= 1u << i % 32;
         }
         ready_.clear();
@@ -224,6 +258,11 @@ private:
         Worker* const self = this;
         memset(static_shared_.data(), POISON, static_shared_.size());
         worker = self;
+    }
+
+    bool is_shared(const void* p, size_t bytes) const {
+        const auto within = [&](const char* begin, size_t size) { return p >= begin && (const char*)p + bytes <= begin + size; };
+        return within(shared_.data(), shared_.size()) || within(static_shared_.data(), static_shared_.size());
     }
 
     // ---- who runs
@@ -269,6 +308,7 @@ private:
         }
     }
     void end_thread() {
+        if (!lane_->copies.empty()) { simt::fail("the thread ends before its copies to shared memory have landed"); }
         const int id = (int)(lane_ - lanes_.data());
         lane_->state = Lane::ENDED;
         alive_--;
@@ -416,6 +456,9 @@ void fail(const char* fmt, ...) {
     worker->give_up();
 }
 int lane_id() { return worker->lane_id(); }
+void copy_async(void* to, const void* from, int bytes, bool valid, Site site) { worker->copy_async(to, from, bytes, valid, site); }
+void copies_commit() { worker->copies_commit(); }
+void copies_wait(int groups) { worker->copies_wait(groups); }
 void* shared_arena() { return worker->shared(); }
 void barrier(Site site) { worker->barrier(site); }
 void collective(const char* name, unsigned mask, void* mine, Collective all, Site site) { worker->collective(name, mask, mine, all, site); }

@@ -10,10 +10,10 @@
 //   SIMT_THREADS = N                     OS threads that run blocks (read once; default: one per core)
 //
 // A kernel's error ends its grid. The next call that waits for it returns an error, and cudaGetErrorString says what happened where:
-// divergent barriers and shuffles, writes next to a device allocation or past dynamic shared memory, misaligned packs, host pointers,
-// wrong launches. Memory begins as NaN (all bits set): device allocations, and shared memory before every block.
+// divergent barriers and shuffles, writes next to a device allocation or past dynamic shared memory, misaligned packs, host pointers, copies
+// to shared memory that nobody waited for, wrong launches. Memory begins as NaN (all bits set): device allocations, and shared memory before every block.
 //
-// What kernels may use: R1 to R12 in docs/notes.md, "Rules for kernels".
+// What kernels may use: docs/notes.md, "Rules for kernels".
 #pragma once
 
 #ifdef __CUDACC__
@@ -27,6 +27,7 @@
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -58,6 +59,12 @@ void barrier(Site site);
 // args[lane] is that lane's `mine`. Lanes that have ended are no members.
 using Collective = void (*)(void* const* args, unsigned members);
 void collective(const char* name, unsigned mask, void* mine, Collective all, Site site);
+
+// cp.async: the destination is poisoned now, the bytes (zeros where not `valid`) land when copies_wait lets them: what reads too early
+// reads NaN.
+void copy_async(void* to, const void* from, int bytes, bool valid, Site site);
+void copies_commit();
+void copies_wait(int groups);  // until at most `groups` committed groups of this thread have not landed
 
 template <typename Body>
 void for_members(unsigned members, const Body& body) {
@@ -182,4 +189,5 @@ T atomicCAS(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> valu
 }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
+inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
