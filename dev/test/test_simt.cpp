@@ -317,6 +317,25 @@ TEST_F(Simt, WritePastDynamicSharedMemory) {
     launch(shared_overrun_kernel, {1, 65, 64}, run);
     expect_error([&] { synchronize(run); }, {"shared_overrun_kernel", "dynamic shared memory: byte 64 was written, of 64"});
 }
+#else
+__global__ void read_at_kernel(float* to, const float* from, int i) { to[0] = from[i]; }
+__global__ void shared_read_kernel(char* to) { to[0] = gpu::dynamic_shared<char>()[64]; }
+TEST_F(Simt, SanitizerSeesEveryAccessBesideMemory) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    Buffer<float> out(100, run);
+    const auto dies = [&](const auto& faulty, const char* kernel) {
+        EXPECT_DEATH(
+            {
+                faulty();
+                synchronize(run);
+            },
+            std::string("use-after-poison(.|\n)*") + kernel);
+    };
+    dies([&] { launch(store_at_kernel, {1, 1}, run, out.data, 100); }, "store_at_kernel");
+    dies([&] { launch(store_at_kernel, {1, 1}, run, out.data, -1); }, "store_at_kernel");
+    dies([&] { launch(read_at_kernel, {1, 1}, run, out.data, out.data, 100); }, "read_at_kernel");
+    dies([&] { launch(shared_read_kernel, {1, 1, 64}, run, (char*)out.data); }, "shared_read_kernel");
+}
 #endif
 
 __global__ void unwritten_kernel(float* out) {
