@@ -37,15 +37,22 @@ parse_arguments() {
     mkdir -p "$out/raw"
 }
 
+# fetch's: $base/$file -> $to.part
+download() { curl --fail --location --retry 5 --retry-delay 2 --silent --show-error "$@" --output "$to.part" "$base/$file"; }
+
 # Path under $base -> the same path under $out/raw (or $2). Goes on with a file that an earlier run left in part.
 fetch() {
-    local to=$out/raw/${2:-$1}
+    local file=$1 to=$out/raw/${2:-$1}
     [ -f "$to" ] && return
     command -v curl > /dev/null || die "curl is not installed" "apt-get install curl"
     mkdir -p "$(dirname "$to")"
-    echo "fetching $base/$1"
-    curl --fail --location --retry 5 --retry-delay 2 --continue-at - --silent --show-error --output "$to.part" "$base/$1" ||
-        die "cannot fetch $base/$1" "this needs the internet (or --base URL of a mirror); run it again to go on"
+    echo "fetching $base/$file"
+    local status=0
+    download --continue-at - || status=$?
+    case $status in
+        22 | 33 | 36) rm -f "$to.part" && status=0 && download || status=$? ;;  # a part that is the whole file already, or of another one
+    esac
+    [ $status = 0 ] || die "cannot fetch $base/$file" "this needs the internet (or --base URL of a mirror); run it again to go on"
     mv "$to.part" "$to"
 }
 

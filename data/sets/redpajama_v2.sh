@@ -5,7 +5,8 @@
 #
 # A file is some 100 MB of .json.gz, with the text under "raw_content"; its quality signals are another 10 MB. Documents are kept by a few of
 # the rules of Gopher, over those signals; KEEP replaces them: KEEP='ccnet_perplexity<500 rps_doc_word_count>=100' data/sets/redpajama_v2.sh ...
-# Duplicates are lists of document ids in .parquet; turned into lines of text, ./tokenize takes them: --drop-ids FILE.
+# Duplicates are lists of document ids in .parquet (duplicates/NAME.duplicates.parquet, column doc_id); as lines of text ./tokenize takes them, with
+# --drop-ids FILE. With pyarrow from PyPI: python3 -c 'import sys, pyarrow.parquet as p; print(*p.read_table(sys.argv[1])["doc_id"].to_pylist(), sep="\n")' X.parquet
 # Writes out/data/redpajama_v2/LANGUAGE-SNAPSHOT_000000.bin ... Needs the internet: at 1 Gbit/s about a second a file, then a minute a file on two cores.
 source "$(dirname "$0")/common.sh"
 parse_arguments redpajama_v2 https://data.together.xyz/redpajama-data-v2/v1.0.0 "$@"

@@ -66,6 +66,7 @@ def test_redpajama_1t(d):
     base = ['--base', f'file://{d}/site']
     # A download that broke off goes on: what is there stays.
     write(f'{d}/out/raw/c4/c4-train.00000-of-01024.jsonl.part', json_lines('text', 'c4', 3)[:50])
+    write(f'{d}/out/raw/arxiv/arxiv_1.jsonl.part', json_lines('text', 'arxiv', 3) + 'more than there is')
     script('redpajama_1t', d, *base)
     expect(decoded(d, 'arxiv').count('Document') == 6 and decoded(d, 'common_crawl').count('of common_crawl') == 3, 'documents')
     expect(decoded(d, 'c4') == ''.join(text('c4', i) for i in range(3)), decoded(d, 'c4'))
