@@ -138,7 +138,9 @@ inline void convert_to_shards(const ConvertOptions& options, const std::vector<s
                 grouped(all.without_end).c_str(), grouped(all.documents).c_str(),
                 known.end_id >= 0 ? format("the id %d", known.end_id).c_str() : "an id that is known");
     }
+    write_file_atomically(run_state_path(options.out), "{}\n");  // killed among its renames, it must not pass for a whole set
     publish_set(options.out, info, shards_of_old_set(options.out), {&writer});
+    unlink(run_state_path(options.out).c_str());
     print_split("train", options.out, info.train);
 }
 

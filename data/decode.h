@@ -32,6 +32,8 @@ inline void decode(const LookOptions& options) {
             check(known.tokenizer != nullptr, "--decode: no tokenizer known for '%s'\nHINT: --tokenizer FILE", path.c_str());
             known.vocab = known.tokenizer->vocab_size();
             decoder.emplace(*known.tokenizer);
+        } else if (const auto side = find_side_file(file.path(), file.tokens())) {
+            check_tokenizer(*side, *known.tokenizer);
         }
         for_each_piece(file, known, [&](std::span<const int32_t> ids, bool ends) {
             std::string text;

@@ -81,8 +81,8 @@ inline RunState read_run_state(const std::string& prefix, const RunState& wanted
         const auto& p = json.at("position");
         const std::string start = p.at("start_xxh3");
         state.position = {p.at("file"), p.at("offset"), p.at("line"), p.at("ordinal"), strtoull(start.c_str(), nullptr, 16)};
-        state.train = split_from_json(json.at("train"));
-        state.val = split_from_json(json.at("val"));
+        state.train = split_from_json(json.at("train"), path);
+        state.val = split_from_json(json.at("val"), path);
         state.sources = json.at("sources");
         state.publishing = json.at("publishing");
         state.replaces = json.at("replaces");

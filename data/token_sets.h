@@ -55,11 +55,22 @@ private:
     std::shared_ptr<const Tokenizer> last_;
 };
 
+// Ids of another tokenizer would be shown as nonsense, and passed on under a wrong name.
+inline void check_tokenizer(const SideFile& side, const Tokenizer& tokenizer) {
+    const std::string& wanted = side.info.tokenizer_hash;
+    check(wanted.empty() || wanted == tokenizer.hash,
+          "'%s' was made with another tokenizer than '%s' (xxh3 %s, found %s)\nHINT: --tokenizer FILE", side.path.c_str(),
+          tokenizer.file.c_str(), wanted.c_str(), tokenizer.hash.c_str());
+}
+
 inline Known what_is_known(const LookOptions& options, const TokenFile& file, Tokenizers& tokenizers) {
     Known known;
     known.side = find_side_file(file.path(), file.tokens());
     const TokenSetInfo* info = known.side ? &known.side->info : nullptr;
-    if (!options.tokenizer.empty()) { known.tokenizer = tokenizers.load(options.tokenizer); }
+    if (!options.tokenizer.empty()) {
+        known.tokenizer = tokenizers.load(options.tokenizer);
+        if (known.side) { check_tokenizer(*known.side, *known.tokenizer); }
+    }
     known.vocab = options.vocab > 0 ? options.vocab : known.tokenizer ? known.tokenizer->vocab_size() : info ? info->vocab : 0;
     if (options.eos_id >= 0) {
         known.end_id = options.eos_id;
@@ -78,9 +89,7 @@ inline std::shared_ptr<const Tokenizer> tokenizer_for_text(const Known& known, T
     const TokenSetInfo& info = known.side->info;
     if (!path_exists(info.tokenizer_file)) { return nullptr; }
     const auto tokenizer = tokenizers.load(info.tokenizer_file);
-    check(tokenizer->hash == info.tokenizer_hash,
-          "'%s' was made with another tokenizer than the '%s' of today (xxh3 %s, now %s)\nHINT: --tokenizer FILE", known.side->path.c_str(),
-          info.tokenizer_file.c_str(), info.tokenizer_hash.c_str(), tokenizer->hash.c_str());
+    check_tokenizer(*known.side, *tokenizer);
     return tokenizer;
 }
 

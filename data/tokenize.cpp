@@ -30,6 +30,11 @@ void train_tokenizer(const Options& options) {
     prepare_out(options.out);
     const OutLock lock(options.out);
     const std::vector<InputFile> files = list_inputs(options.inputs, options.read.input_format);
+    for (const InputFile& file : files) {
+        std::error_code none_of_them;
+        check(!std::filesystem::equivalent(file.path, options.out, none_of_them),
+              "--out '%s' is an input, which the tokenizer would replace\nHINT: another --out", options.out.c_str());
+    }
     const Filter filter(options.filter);
     Pipeline pipeline(options, files, filter, nullptr);
     Summary summary(files, options.stop_on_error);

@@ -128,6 +128,7 @@ inline std::vector<std::string> expand_glob(const std::string& pattern) {
         usage_error("no file matches '%s'\nHINT: quote the pattern; a relative one starts from the current folder", pattern.c_str());
     }
     std::sort(paths.begin(), paths.end());
+    paths.erase(std::unique(paths.begin(), paths.end()), paths.end());  // {a*,*b} may name one twice
     return paths;
 }
 

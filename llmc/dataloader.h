@@ -131,7 +131,7 @@ inline void read_side_files(DataSource& source) {
     bool complete = true;
     for (const SourceFile& f : source.files) {
         const std::string& path = f.file->path();
-        const std::string prefix = shard_prefix(path), &set = prefix.empty() ? path : prefix;
+        const std::string prefix = f.file->megatron() ? "" : shard_prefix(path), &set = prefix.empty() ? path : prefix;
         if (std::find(seen.begin(), seen.end(), set) != seen.end()) { continue; }
         seen.push_back(set);
         std::optional<SideFile> side = find_side_file(path);

@@ -221,9 +221,16 @@ inline nlohmann::ordered_json split_to_json(const SplitInfo& split) {
     for (const ShardInfo& s : split.shards) { json["shards"].push_back({{"file", s.file}, {"tokens", s.tokens}, {"xxh3", s.xxh3}}); }
     return json;
 }
-inline SplitInfo split_from_json(const nlohmann::ordered_json& json) {
+// Of the file `path`. Whoever replaces a set removes its shards: a name must not lead out of their folder.
+inline SplitInfo split_from_json(const nlohmann::ordered_json& json, const std::string& path) {
     SplitInfo split = {json.at("documents"), json.at("tokens"), json.at("text_bytes"), {}};
-    for (const auto& s : json.at("shards")) { split.shards.push_back({s.at("file"), s.at("tokens"), s.value("xxh3", "")}); }
+    for (const auto& s : json.at("shards")) {
+        split.shards.push_back({s.at("file"), s.at("tokens"), s.value("xxh3", "")});
+        const std::string& file = split.shards.back().file;
+        check(file == base_name(file),
+              "'%s' lists the shard '%s', wanted a name without a folder\nHINT: it was changed; make the set again", path.c_str(),
+              file.c_str());
+    }
     return split;
 }
 
@@ -260,8 +267,8 @@ inline std::optional<TokenSetInfo> read_token_set_info(const std::string& path) 
         info.eos_id = tokenizer.at("eos_id");
         info.bos = documents.at("start_with_bos");
         info.eos = documents.at("end_with_eos");
-        info.train = split_from_json(json.at("train"));
-        info.val = split_from_json(json.at("val"));
+        info.train = split_from_json(json.at("train"), path);
+        info.val = split_from_json(json.at("val"), path);
         info.problems = json.at("problems");
         info.dropped = json.value("dropped", info.dropped);  // files of older programs have none of these
         info.sources = json.value("sources", info.sources);
@@ -298,7 +305,7 @@ inline std::optional<SideFile> find_side_file(const std::string& shard) {
     std::vector<std::string> candidates;
     if (!prefix.empty()) { candidates.push_back(prefix + ".json"); }
     if (prefix.ends_with(VAL_SUFFIX)) { candidates.push_back(prefix.substr(0, prefix.size() - strlen(VAL_SUFFIX)) + ".json"); }
-    if (prefix.empty() && shard.ends_with(".bin")) { candidates.push_back(shard.substr(0, shard.size() - strlen(".bin")) + ".json"); }
+    if (shard.ends_with(".bin")) { candidates.push_back(shard.substr(0, shard.size() - strlen(".bin")) + ".json"); }
     for (const std::string& path : candidates) {
         const std::optional<TokenSetInfo> info = read_token_set_info(path);
         if (!info) { continue; }

@@ -174,6 +174,24 @@ def test_killed_at_every_call_then_resumed(d):
     expect(b'complete' in r.stdout, f'a finished run is done again: {r.stdout}')
 
 
+def test_a_killed_conversion_is_no_set(d):
+    """SIGKILL before the N-th file operation: what is there is nothing, the whole set, or known not to be whole."""
+    preload = make_preload()
+    ok(['--tokenizer', model(), '--out', f'{d}/s', write(f'{d}/in.jsonl', lines(60))])
+    partial, n = 0, 1
+    while True:
+        shutil.rmtree(f'{d}/k', ignore_errors=True)
+        r = tokenize(['--convert', 'llm.c', '--shard-tokens', 300, '--out', f'{d}/k/s', f'{d}/s.json'], env={'LD_PRELOAD': preload, 'KILL_AT': str(n)})
+        left = files(f'{d}/k', 's') if os.path.isdir(f'{d}/k') else {}
+        shards = [name for name in left if name.endswith('.bin')]
+        if r.returncode == 0:
+            break
+        partial += bool(shards) and 's.json' not in left
+        expect(not shards or 's.json' in left or 's.resume.json' in left, f'call {n}: a part passes for the set: {sorted(left)}')
+        n += 1
+    expect(partial > 5 and 's.json' in left and 's.resume.json' not in left, f'{partial} parts, then {sorted(left)}')
+
+
 def test_killed_at_random_times_then_resumed(d):
     rng = random.Random(int(os.environ.get('SEED', '5')))
     data = lines(3000, words=60)
@@ -502,6 +520,9 @@ def test_convert_both_ways(d):
         packed_file(f'{d}/p_0000000000.bin', flat, len(flat) + 500, kind, end)
         ok(['--convert', 'llm.c', '--eos-id', end, '--out', f'{d}/packed/s', f'{d}/p_0000000000.bin'] + extra)
         expect(shard_ids(f'{d}/packed/s_000000.bin')[0] == flat, f'{kind} {vocab}: other ids from a packed shard')
+        # A name that ends as a shard's does keeps its side file.
+        ok(['--convert', 'megatron', '--out', f'{d}/m/s_000001', f'{d}/l/s.json'] + extra)
+        expect(b'checksum right' in ok(['--verify', f'{d}/m/s_000001']).stdout, 'a set with a number has no side file')
         for folder in 'l', 'm', 'again', 'packed':
             shutil.rmtree(f'{d}/{folder}')
     # What cannot be.

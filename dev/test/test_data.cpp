@@ -295,6 +295,7 @@ TEST_F(Tokenize, FailuresLeaveNothingAndSayWhy) {
         {run_tokenize({text, "--tokenizer", model_}), EXIT_USAGE, "--out"},
         {run_tokenize({"--inspect", "--decode", text}), EXIT_USAGE, "--inspect"},
         {run_tokenize({"--inspect", text}), EXIT_FAILED, "text file"},
+        {run_tokenize({"--train-tokenizer", "270", "--out", path("in.txt"), text}), EXIT_FAILED, "is an input"},
         {run_tokenize({"--train-tokenizer", "100", "--out", path("m.model"), text}), EXIT_FAILED, "100"},
         {run_tokenize({"--train-tokenizer", "300", "--out", path("m.model"), text}), EXIT_FAILED, "a longer text allows more"},
         {run_tokenize({"--train-tokenizer", "270", "--train-lines", "1", "--out", path("m.model"), text}), EXIT_USAGE, "--train-lines"},
@@ -307,6 +308,15 @@ TEST_F(Tokenize, FailuresLeaveNothingAndSayWhy) {
         EXPECT_EQ(c.run.err.find(".cc("), std::string::npos) << c.run.err;
     }
     EXPECT_EQ(file_names(), before);
+    // A set that is replaced takes its own shards with it, nothing else.
+    EXPECT_EQ(make({text}, "set/o").exit_code, EXIT_OK);
+    std::string side = read_text_file(path("set/o.json"));
+    side.replace(side.find("o_000000.bin"), strlen("o_000000.bin"), "../in.txt");
+    write_file("set/o.json", side);
+    const Outcome run = make({text}, "set/o");
+    EXPECT_EQ(run.exit_code, EXIT_FAILED);
+    EXPECT_SAYS(run.err, "'../in.txt', wanted a name without a folder");
+    EXPECT_TRUE(path_exists(text));
     // Shards that no side file vouches for are neither replaced nor mixed with the new ones.
     write_shard("o", iota_ids(3));
     EXPECT_SAYS(make({text}).err, "in the way");
@@ -324,6 +334,10 @@ TEST_F(Tokenize, InspectShowsHeaderAndText) {
     // Another tokenizer under the old name must not be believed.
     EXPECT_EQ(run_tokenize({"--train-tokenizer", "330", "--out", model_, write_file("in.txt", TRAINING_TEXT)}).exit_code, EXIT_OK);
     EXPECT_SAYS(run_tokenize({"--inspect", path("o_000000.bin")}).err, "another tokenizer");
+    EXPECT_EQ(make({path("in.txt")}, "p").exit_code, EXIT_OK);
+    EXPECT_SAYS(run_tokenize({"--decode", path("p_000000.bin"), path("o_000000.bin")}).err, "another tokenizer");
+    EXPECT_SAYS(run_tokenize({"--convert", "megatron", "--tokenizer", model_, "--out", path("m"), path("o.json")}).err,
+                "another tokenizer");
 }
 
 }  // namespace

@@ -696,6 +696,7 @@ TEST_F(Loader, GlobsAreSortedAndMayHoldSpacesAndStars) {
     }
     DataLoader loader(path("my data/s_*.bin"), 2, ANY_VOCAB, 1, WindowOrder::sequential);
     EXPECT_EQ(first_ids(loader, 11, 0, 11), (std::vector<int32_t>{0, 10, 100, 20, 30, 40, 50, 60, 70, 80, 90}));
+    EXPECT_EQ(DataLoader(path("my data/{s_?,s_*}.bin"), 2, ANY_VOCAB, 1, WindowOrder::sequential).windows(), 11);  // each file once
     std::filesystem::rename(path("my data/s_7.bin"), path("my data/s_*.bin"));
     EXPECT_EQ(DataLoader(path("my data/s_*.bin"), 2, ANY_VOCAB, 1, WindowOrder::sequential).windows(), 1);  // the file of that very name
     const Failure failure = failure_of([&] { DataLoader(path("no*.bin"), 2, ANY_VOCAB, 1, WindowOrder::sequential); });
