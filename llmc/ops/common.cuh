@@ -8,6 +8,16 @@
 
 #include "../ops.h"
 
+// body(a value of type `wire`): for pointers into memory of that type.
+template <typename F>
+void with_type(DType wire, const F& body) {
+    if (wire == DType::BF16) {
+        body(bf16{});
+    } else {
+        body(float{});
+    }
+}
+
 #if defined(__CUDACC__) || defined(LLMC_SIMT)
 #define LLMC_KERNELS
 #include "kernel.cuh"
@@ -49,16 +59,6 @@ inline void combine_partials(float* to, const float* partials, i64 count, i64 ld
         if (mode == GradMode::WRITE) { std::fill(to + begin, to + begin + n, 0.0f); }
         for (i64 chunk = 0; chunk < count; chunk++) { add_to(to + begin, partials + chunk * ld + begin, n); }
     });
-}
-
-// A pointer into memory of type `wire`.
-template <typename F>
-ALWAYS_INLINE void with_type(DType wire, const F& body) {
-    if (wire == DType::BF16) {
-        body(bf16{});
-    } else {
-        body(float{});
-    }
 }
 
 }  // namespace cpu

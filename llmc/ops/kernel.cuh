@@ -212,14 +212,4 @@ inline void combine_partials(float* to, const float* partials, i64 count, i64 ld
            mode == GradMode::ADD);
 }
 
-// A pointer into memory of type `wire`.
-template <typename F>
-void with_type(DType wire, const F& body) {
-    if (wire == DType::BF16) {
-        body(bf16{});
-    } else {
-        body(float{});
-    }
-}
-
 }  // namespace gpu

@@ -10,8 +10,9 @@
 //   SIMT_THREADS = N                     OS threads that run blocks (read once; default: one per core)
 //
 // A kernel's error ends its grid. The next call that waits for it returns an error, and cudaGetErrorString says what happened where:
-// divergent barriers and shuffles, writes next to a device allocation or past dynamic shared memory, misaligned packs, host pointers, copies
-// to shared memory that nobody waited for, wrong launches. Memory begins as NaN (all bits set): device allocations, and shared memory before every block.
+// divergent barriers and shuffles, writes next to a device allocation or past dynamic shared memory, misaligned packs, host pointers,
+// copies to shared memory that nobody waited for, wrong launches. Memory begins as NaN (all bits set): device allocations, and shared
+// memory before every block.
 //
 // What kernels may use: docs/notes.md, "Rules for kernels".
 #pragma once
