@@ -88,7 +88,7 @@ inline Known known_of_all(const ConvertOptions& options, const std::vector<std::
         Known known = what_is_known(options, file, tokenizers);
         fits = std::max(fits, vocab_of_type(file.id_type()));
         if (!all) { all = known; }
-        const std::string a = all->side ? all->side->info.tokenizer_hash : "", b = known.side ? known.side->info.tokenizer_hash : "";
+        const std::string a = all->side ? all->side->info->tokenizer_hash : "", b = known.side ? known.side->info->tokenizer_hash : "";
         check(a == b && all->end_id == known.end_id && all->start_id == known.start_id,
               "'%s' and '%s' were made with other tokenizers or rules for BOS and EOS\nHINT: convert them one by one", paths[0].c_str(),
               path.c_str());
@@ -99,7 +99,7 @@ inline Known known_of_all(const ConvertOptions& options, const std::vector<std::
 
 inline TokenSetInfo converted_info(const Known& known, const Converted& all) {
     TokenSetInfo info;
-    if (known.side) { info = known.side->info; }
+    if (known.side) { info = *known.side->info; }
     if (known.tokenizer) {
         info.tokenizer_file = known.tokenizer->file;
         info.tokenizer_kind = known.tokenizer->kind;

@@ -43,7 +43,7 @@ private:
 };
 
 inline void print_side_file(const SideFile& side) {
-    const TokenSetInfo& info = side.info;
+    const TokenSetInfo& info = *side.info;
     printf("  set    %s (%s): %s documents, %s tokens, %s bytes of text; problems: %s\n", side.path.c_str(), side.is_val ? "val" : "train",
            grouped(side.split().documents).c_str(), grouped(side.split().tokens).c_str(),
            side.split().text_bytes > 0 ? grouped(side.split().text_bytes).c_str() : "unknown", counts_text(info.problems).c_str());

@@ -57,7 +57,7 @@ private:
 
 // Ids of another tokenizer would be shown as nonsense, and passed on under a wrong name.
 inline void check_tokenizer(const SideFile& side, const Tokenizer& tokenizer) {
-    const std::string& wanted = side.info.tokenizer_hash;
+    const std::string& wanted = side.info->tokenizer_hash;
     check(wanted.empty() || wanted == tokenizer.hash,
           "'%s' was made with another tokenizer than '%s' (xxh3 %s, found %s)\nHINT: --tokenizer FILE", side.path.c_str(),
           tokenizer.file.c_str(), wanted.c_str(), tokenizer.hash.c_str());
@@ -66,7 +66,7 @@ inline void check_tokenizer(const SideFile& side, const Tokenizer& tokenizer) {
 inline Known what_is_known(const LookOptions& options, const TokenFile& file, Tokenizers& tokenizers) {
     Known known;
     known.side = find_side_file(file.path(), file.tokens());
-    const TokenSetInfo* info = known.side ? &known.side->info : nullptr;
+    const TokenSetInfo* info = known.side ? known.side->info.get() : nullptr;
     if (!options.tokenizer.empty()) {
         known.tokenizer = tokenizers.load(options.tokenizer);
         if (known.side) { check_tokenizer(*known.side, *known.tokenizer); }
@@ -85,8 +85,8 @@ inline Known what_is_known(const LookOptions& options, const TokenFile& file, To
 
 // The tokenizer given, else the one that the side file names, if that is to be had.
 inline std::shared_ptr<const Tokenizer> tokenizer_for_text(const Known& known, Tokenizers& tokenizers) {
-    if (known.tokenizer || !known.side || known.side->info.tokenizer_file.empty()) { return known.tokenizer; }
-    const TokenSetInfo& info = known.side->info;
+    if (known.tokenizer || !known.side || known.side->info->tokenizer_file.empty()) { return known.tokenizer; }
+    const TokenSetInfo& info = *known.side->info;
     if (!path_exists(info.tokenizer_file)) { return nullptr; }
     const auto tokenizer = tokenizers.load(info.tokenizer_file);
     check_tokenizer(*known.side, *tokenizer);

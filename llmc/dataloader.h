@@ -137,17 +137,17 @@ inline void read_side_files(DataSource& source) {
         std::optional<SideFile> side = find_side_file(path);
         if (side && side->shard.tokens != f.file->tokens()) { side.reset(); }  // it is about an older file of this name
         if (!side) { check_complete(path); }
-        if (side && side->info.tokenizer_hash.empty()) { side.reset(); }  // converted ids of a tokenizer that nobody named
+        if (side && side->info->tokenizer_hash.empty()) { side.reset(); }  // converted ids of a tokenizer that nobody named
         complete = complete && side && side->split().text_bytes > 0;
         if (!side) { continue; }
-        if (source.info && source.info->tokenizer_hash != side->info.tokenizer_hash) {
+        if (source.info && source.info->tokenizer_hash != side->info->tokenizer_hash) {
             usage_error(
                 "data '%s': '%s' was made with tokenizer '%s' (xxh3 %s), other shards with '%s' (xxh3 %s)\nHINT: one model reads one "
                 "tokenizer's ids; tokenize one of them again",
-                source.glob.c_str(), side->path.c_str(), side->info.tokenizer_file.c_str(), side->info.tokenizer_hash.c_str(),
+                source.glob.c_str(), side->path.c_str(), side->info->tokenizer_file.c_str(), side->info->tokenizer_hash.c_str(),
                 source.info->tokenizer_file.c_str(), source.info->tokenizer_hash.c_str());
         }
-        source.info = side->info;
+        source.info = *side->info;
         tokens += side->split().tokens;
         text_bytes += side->split().text_bytes;
     }

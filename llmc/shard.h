@@ -295,23 +295,45 @@ inline std::string run_state_path(const std::string& prefix) { return prefix + "
 // The side file that speaks of a file of tokens: of its set or of its validation part, or of the Megatron set that it is.
 struct SideFile {
     std::string path;
-    TokenSetInfo info;
+    std::shared_ptr<const TokenSetInfo> info;
     bool is_val;
     ShardInfo shard;  // what it says of this file
-    const SplitInfo& split() const { return is_val ? info.val : info.train; }
+    const SplitInfo& split() const { return is_val ? info->val : info->train; }
 };
+
+// read_token_set_info, of the file that was last asked for without reading it again: all shards of a set, maybe thousands, have one.
+inline std::shared_ptr<const TokenSetInfo> read_token_set_info_once(const std::string& path) {
+    struct Last {
+        std::string path;
+        struct stat st;
+        std::shared_ptr<const TokenSetInfo> info;
+    };
+    thread_local Last last = {};
+    struct stat st = {};
+    if (stat(path.c_str(), &st) != 0) { return nullptr; }
+    const auto same = [](const struct stat& a, const struct stat& b) {
+        return a.st_dev == b.st_dev && a.st_ino == b.st_ino && a.st_size == b.st_size && a.st_mtim.tv_sec == b.st_mtim.tv_sec &&
+               a.st_mtim.tv_nsec == b.st_mtim.tv_nsec;
+    };
+    if (path != last.path || !same(st, last.st)) {
+        std::optional<TokenSetInfo> info = read_token_set_info(path);
+        last = {path, st, info ? std::make_shared<const TokenSetInfo>(std::move(*info)) : nullptr};
+    }
+    return last.info;
+}
+
 inline std::optional<SideFile> find_side_file(const std::string& shard) {
-    const std::string prefix = shard_prefix(shard);
+    const std::string prefix = shard_prefix(shard), name = base_name(shard);
     std::vector<std::string> candidates;
     if (!prefix.empty()) { candidates.push_back(prefix + ".json"); }
     if (prefix.ends_with(VAL_SUFFIX)) { candidates.push_back(prefix.substr(0, prefix.size() - strlen(VAL_SUFFIX)) + ".json"); }
     if (shard.ends_with(".bin")) { candidates.push_back(shard.substr(0, shard.size() - strlen(".bin")) + ".json"); }
     for (const std::string& path : candidates) {
-        const std::optional<TokenSetInfo> info = read_token_set_info(path);
+        const std::shared_ptr<const TokenSetInfo> info = read_token_set_info_once(path);
         if (!info) { continue; }
         for (const bool is_val : {false, true}) {
             for (const ShardInfo& s : (is_val ? info->val : info->train).shards) {
-                if (s.file == base_name(shard)) { return SideFile{path, *info, is_val, s}; }
+                if (s.file == name) { return SideFile{path, info, is_val, s}; }
             }
         }
     }

@@ -19,6 +19,9 @@ SMALL = ['--model', 'tiny', '--layers', '2', '--channels', '32', '--heads', '4',
 
 
 STARTED = []  # by start(): none outlives its test
+for number in (signal.SIGINT, signal.SIGHUP):  # to a program of a shell's background they are ignored: not to those that are tested
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 class Failed(Exception):

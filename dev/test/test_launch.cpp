@@ -229,6 +229,7 @@ TEST(Launch, ReadsTheEnvironment) {
 }
 
 int main(int argc, char** argv) {
+    for (const int number : {SIGINT, SIGHUP}) { signal(number, SIG_DFL); }  // also where the tests run in the background, under nohup
     try {
         if (argc == 4 && argv[1] == std::string("--fail")) { return end_badly(argv[2], atoi(argv[3])); }
     } catch (const std::exception& error) { return report_error(error); }
