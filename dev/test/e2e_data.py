@@ -206,7 +206,9 @@ def test_killed_at_random_times_then_resumed(d):
         took = time.time() - begin
     wanted = files(f'{d}/whole', 's')
     resumed = 0
-    for attempt in range(4):
+    for attempt in range(60):  # four, and more if chance would have it that they were all killed before the first state
+        if attempt >= 4 and resumed >= 2:
+            break
         kills = 0
         while True:
             command = args + ['--out', f'{d}/k{attempt}/s', f'{d}/in', '--resume', '--threads', rng.choice([1, 2, 3])]
@@ -223,6 +225,7 @@ def test_killed_at_random_times_then_resumed(d):
                 break
             expect(p.returncode == -signal.SIGKILL, f'exit code {p.returncode} {err.decode()[-500:]}')
         same(files(f'{d}/k{attempt}', 's'), wanted, f'attempt {attempt}')
+        shutil.rmtree(f'{d}/k{attempt}')
     expect(resumed >= 2, f'only {resumed} runs went on from a state')
 
 
