@@ -1183,7 +1183,7 @@ int main(int argc, char** argv) {
     Options options;
     try {
         if (!parse_options(argc, argv, speaks, options)) { return EXIT_OK; }
-        if (options.dtype == "auto") { options.dtype = dtype_name(fast_dtype()); }
+        if (options.dtype == "auto") { options.dtype = dtype_name(fast_dtype(options.shape.channels)); }
         return run_ranks(options);
     } catch (const std::exception& error) {
         return report_error(error);

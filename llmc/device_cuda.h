@@ -87,7 +87,7 @@ void copy_to_host(X* host, const X* device, i64 count, Run& run) {
 }
 
 // The type that matrix products are fast in here.
-inline DType fast_dtype() { return DType::BF16; }
+inline DType fast_dtype(i64) { return DType::BF16; }
 
 inline i64 available_memory() {
     size_t free = 0, total = 0;
