@@ -27,9 +27,10 @@ inline std::string verify_file(const LookOptions& options, const std::string& pa
     text += known.vocab > 0 ? format(" below %lld", (long long)known.vocab) : " (the vocabulary is not known: --vocab)";
     if (!side || side->shard.xxh3.empty()) { return text + ", no checksum to compare"; }
     check_xxh3(file.path(), side->shard.xxh3);
-    for (const ShardInfo& s : side->split().shards) {  // the index of a Megatron set
-        const std::string index = parent_folder(file.path()) + "/" + s.file;
-        if (file.megatron() && index == file.megatron()->path()) { check_xxh3(index, s.xxh3); }
+    if (const MegatronIndex* index = file.megatron()) {
+        for (const ShardInfo& s : side->split().shards) {
+            if (index->path() == parent_folder(file.path()) + "/" + s.file) { check_xxh3(index->path(), s.xxh3); }
+        }
     }
     return text + ", checksum right";
 }
