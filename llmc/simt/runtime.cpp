@@ -152,6 +152,10 @@ cudaError_t check_argument(const Grid& grid, int index, const void* p) {
                          : d->fail(cudaErrorInvalidValue, format("%s: argument %d: %s", describe(grid).c_str(), index, wrong.c_str()));
 }
 
+cudaError_t queue(cudaStream_t stream, std::function<std::string()> work) { return Locked()->queue(stream, work); }
+std::string wrong_memory(const void* p, size_t bytes, cudaStream_t) { return Locked()->wrong_memory(p, bytes); }
+cudaError_t fail(cudaError_t code, const std::string& text) { return Locked()->fail(code, text); }
+
 cudaError_t launch(Grid grid) {
     Locked d;
     const dim3 b = grid.blocks, t = grid.threads;
