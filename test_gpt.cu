@@ -42,11 +42,11 @@ std::vector<Y> read_array(const std::string& path, i64 count) {
 std::vector<std::vector<float>> gather_arrays(const std::vector<float>& mine, Comm& comm) {
     const i64 count = (i64)mine.size();
     std::vector<i64> counts(comm.size);
-    comm.all_gather(&count, counts.data(), sizeof(i64), Traffic::OTHER);
+    comm.share(&count, counts.data(), sizeof(i64));
     const i64 longest = *std::max_element(counts.begin(), counts.end());
     std::vector<float> padded(mine), all(longest * comm.size);
     padded.resize(longest);
-    comm.all_gather(padded.data(), all.data(), longest * (i64)sizeof(float), Traffic::OTHER);
+    comm.share(padded.data(), all.data(), longest * (i64)sizeof(float));
     std::vector<std::vector<float>> parts;
     for (int r = 0; r < comm.size; r++) { parts.emplace_back(all.begin() + r * longest, all.begin() + r * longest + counts[r]); }
     return parts;

@@ -549,7 +549,7 @@ struct Trainer {
 
     double sum_over_dp(double mine) {
         std::vector<double> all(ranks.dp->size);
-        ranks.dp->all_gather(&mine, all.data(), sizeof(double), Traffic::OTHER);
+        ranks.dp->share(&mine, all.data(), sizeof(double));
         return std::accumulate(all.begin(), all.end(), 0.0);
     }
 
@@ -584,7 +584,7 @@ json Trainer<X>::insight() {
             mine[2 * L + l] += sum_of_squared_differences(out + Ck, sum + Ck, 0.0f, C, N, private_channels, run);
         }
     }
-    ranks.world->all_gather(mine.data(), all.data(), 3 * L * (i64)sizeof(double), Traffic::OTHER);
+    ranks.world->share(mine.data(), all.data(), 3 * L * (i64)sizeof(double));
     for (size_t i = 0; i < all.size(); i++) { total[i % (3 * L)] += all[i]; }
     json norms = json::array(), divergence = json::array();
     for (i64 l = 0; l < L; l++) {

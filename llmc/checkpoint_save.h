@@ -9,13 +9,13 @@
 inline std::vector<std::string> gather_texts(const std::string& mine, Comm& comm) {
     const i64 size = (i64)mine.size();
     std::vector<i64> sizes(comm.size);
-    comm.all_gather(&size, sizes.data(), sizeof(i64), Traffic::OTHER);
+    comm.share(&size, sizes.data(), sizeof(i64));
     const i64 longest = *std::max_element(sizes.begin(), sizes.end());
     std::vector<std::string> texts(comm.size);
     if (longest == 0) { return texts; }
     std::string padded = mine, all(longest * comm.size, '\0');
     padded.resize(longest);
-    comm.all_gather(padded.data(), all.data(), longest, Traffic::OTHER);
+    comm.share(padded.data(), all.data(), longest);
     for (int r = 0; r < comm.size; r++) { texts[r] = all.substr(r * longest, sizes[r]); }
     return texts;
 }

@@ -1,4 +1,8 @@
-// comm.h: what ranks say to each other. One interface; behind it threads of one process (comm_local.h) or MPI (comm_mpi.h).
+// comm.h: what ranks say to each other. One interface; behind it threads of one process (comm_local.h) or MPI (comm_mpi.h), and for
+// arrays on a GPU what comm_device.h builds on those.
+//
+// Arrays lie where kernels reach them; a collective on them comes after what the rank's Run was given before, and what the Run is given
+// after wait() comes after the collective. Values of the host's (losses, norms, texts) go through share().
 //
 // A sum over ranks is a direct exchange: the owner of each element adds s0 + s1 + ... in rank order in fp32, rounds once to
 // the type on the wire, and sends the sum to all. The bytes are those of a ring, 2(T-1)/T times the payload for each rank,
@@ -16,6 +20,18 @@ enum class Traffic { TP_LAYERS, EMBEDDING, LOSS, DP, OTHER, COUNT };
 struct CommStats {
     i64 bytes[(int)Traffic::COUNT] = {};  // sent by this rank
     double exposed_seconds = 0;           // time spent waiting, nothing computed meanwhile
+};
+
+// Counts its own lifetime as exposed: a host that waits.
+class ExposedTimer {
+public:
+    explicit ExposedTimer(CommStats& stats) : stats_(stats) {}
+    ExposedTimer(const ExposedTimer&) = delete;
+    ~ExposedTimer() { stats_.exposed_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
+
+private:
+    CommStats& stats_;
+    const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
 // Every collective is this one: all ranks hold the same array, and each element of it is owned by one rank, or by none.
@@ -75,7 +91,7 @@ public:
     void wait(Ticket ticket) {
         Ticket& in_flight = in_flight_[ticket % MAX_IN_FLIGHT];
         if (ticket == 0 || in_flight != ticket) { return; }
-        finish_timed((int)(ticket % MAX_IN_FLIGHT));
+        finish((int)(ticket % MAX_IN_FLIGHT));
         in_flight = 0;
     }
     // Moves bytes along, where nothing else would. Cheap; called between blocks of a GEMM.
@@ -84,49 +100,51 @@ public:
     void all_reduce(void* data, i64 count, DType dtype, Traffic traffic) { wait(start_all_reduce(data, count, dtype, traffic)); }
 
     // all[r * bytes, (r + 1) * bytes) = rank r's `mine`, for every r. `mine` may be its place in `all`.
-    virtual void all_gather(const void* mine, void* all, i64 bytes, Traffic traffic) {
+    void all_gather(const void* mine, void* all, i64 bytes, Traffic traffic) {
         char* place = (char*)all + rank * bytes;
-        if (place != mine && bytes > 0) { memcpy(place, mine, bytes); }
+        if (place != mine && bytes > 0) { copy(place, mine, bytes); }
         std::vector<Range> parts(size);
         for (int r = 0; r < size; r++) { parts[r] = {r * bytes, (r + 1) * bytes}; }
         all_gather_ranges(all, 1, parts, traffic);
     }
     // data[ranges[rank]] = sum over ranks of their data[ranges[rank]]; all else keeps what it had. One range a rank, disjoint.
     void reduce_scatter(float* data, const std::vector<Range>& ranges, Traffic traffic) {
-        block_on({data, sizeof(float), DType::FP32, ranges, /*reduce=*/true, /*gather=*/false, traffic});
+        exchange({data, sizeof(float), DType::FP32, ranges, /*reduce=*/true, /*gather=*/false, traffic});
     }
     // Every rank's data[ranges[r]] = rank r's, for every r. Elements of element_bytes.
     void all_gather_ranges(void* data, i64 element_bytes, const std::vector<Range>& ranges, Traffic traffic) {
-        block_on({data, element_bytes, DType::FP32, ranges, /*reduce=*/false, /*gather=*/true, traffic});
+        exchange({data, element_bytes, DType::FP32, ranges, /*reduce=*/false, /*gather=*/true, traffic});
     }
+    // Any exchange, complete on return.
+    void exchange(Exchange exchange) {
+        check((int)exchange.parts.size() == size, "%zu ranges given to a group of %d ranks", exchange.parts.size(), size);
+        const bool nothing = std::all_of(exchange.parts.begin(), exchange.parts.end(), [](const Range& part) { return part.size() == 0; });
+        if (size == 1 || nothing) { return; }
+        start(BLOCKING_SLOT, std::move(exchange));
+        finish(BLOCKING_SLOT);
+    }
+
+    // all_gather of values that lie in the host's memory, complete on return.
+    virtual void share(const void* mine, void* all, i64 bytes) { all_gather(mine, all, bytes, Traffic::OTHER); }
     void barrier() {
         char mine = 0;
         std::vector<char> all(size);
-        all_gather(&mine, all.data(), 1, Traffic::OTHER);
+        share(&mine, all.data(), 1);
     }
 
     const int rank, size;
     CommStats stats;
+    // Brings `stats` up to date, where times are known later than their waits.
+    virtual void update_stats() {}
 
 protected:
     // What a communicator implements. An exchange is never empty, and has at least two ranks.
     virtual void start(int slot, Exchange exchange) = 0;
     virtual void finish(int slot) = 0;
+    // Within this rank's memory, in order with its other work.
+    virtual void copy(void* to, const void* from, i64 bytes) { memcpy(to, from, bytes); }
 
 private:
-    void block_on(Exchange exchange) {
-        check((int)exchange.parts.size() == size, "%zu ranges given to a group of %d ranks", exchange.parts.size(), size);
-        const bool nothing = std::all_of(exchange.parts.begin(), exchange.parts.end(), [](const Range& part) { return part.size() == 0; });
-        if (size == 1 || nothing) { return; }
-        start(BLOCKING_SLOT, std::move(exchange));
-        finish_timed(BLOCKING_SLOT);
-    }
-    void finish_timed(int slot) {
-        const auto begin = std::chrono::steady_clock::now();
-        finish(slot);
-        stats.exposed_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    }
-
     Ticket started_ = 0;
     Ticket in_flight_[MAX_IN_FLIGHT] = {};  // by slot; 0: free
 };
@@ -134,7 +152,9 @@ private:
 // The groups that one rank belongs to. World rank = dp.rank * tp.size + tp.rank.
 struct Ranks {
     Comm *world, *tp, *dp;
-    int ranks_on_host;  // how many of the job's ranks share this host: they divide its threads
+    int ranks_on_host;      // how many of the job's ranks share this host: they divide its threads
+    int rank_on_host = 0;   // this one's place among them
+    int ranks_on_device = ranks_on_host;  // how many share the memory that arrays lie in
 
     void poll() const {
         tp->poll();
@@ -145,7 +165,7 @@ struct Ranks {
 // Refuses a job whose ranks see different things where they must see the same: `what` says what they looked at. All ranks throw alike.
 inline void check_ranks_agree(Ranks& ranks, const std::string& what, i64 value) {
     std::vector<i64> all(ranks.world->size);
-    ranks.world->all_gather(&value, all.data(), sizeof(i64), Traffic::OTHER);
+    ranks.world->share(&value, all.data(), sizeof(i64));
     for (int r = 1; r < ranks.world->size; r++) {
         check(all[r] == all[0], "%s: rank 0 has %lld, rank %d has %lld\nHINT: do all hosts see the same files?", what.c_str(),
               (long long)all[0], r, (long long)all[r]);

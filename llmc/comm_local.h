@@ -76,6 +76,7 @@ private:
     }
 
     void finish(int slot) override {
+        const ExposedTimer timer(stats);
         LocalGroup::Slot& shared = group_.slots_[slot];
         const Mine& mine = mine_[slot];
         sleep_until(shared.opened, mine.generation);

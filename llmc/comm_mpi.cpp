@@ -201,6 +201,7 @@ private:
 
     // Everything moves along, in all groups of this rank, not what it waits for alone: a peer may be waiting for another.
     void finish(int slot) override {
+        const ExposedTimer timer(stats);
         for (Patience patience;; patience.pause()) {
             for (MpiComm* comm : all()) { comm->poll(); }
             if (!slots_[slot].under_way()) { return; }
@@ -252,6 +253,7 @@ World init(int expected_ranks_on_host) {
     MPI_Comm host;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, world.rank, MPI_INFO_NULL, &host);
     MPI_Comm_size(host, &world.ranks_on_host);
+    MPI_Comm_rank(host, &world.rank_on_host);
     MPI_Comm_free(&host);
     MPI_Comm_dup(MPI_COMM_WORLD, &world_of_outcomes);
     looks_before_sleep = world.ranks_on_host <= (int)std::thread::hardware_concurrency() ? 200 : 20;

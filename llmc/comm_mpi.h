@@ -12,7 +12,7 @@ extern const bool BUILT;  // false: every function below dies
 
 // Joins the job. Called once, by the thread that then makes all calls. Only room in /dev/shm is planned for the number expected.
 struct World {
-    int rank, size, ranks_on_host;
+    int rank, size, ranks_on_host, rank_on_host;
 };
 World init(int expected_ranks_on_host);
 

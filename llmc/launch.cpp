@@ -102,7 +102,7 @@ static int launch_threads(int tp, int dp, const std::function<int(Ranks&)>& body
     std::vector<int> codes(size);
     const auto run_rank = [&](int rank) {
         LocalComm world(world_group, rank), tp_comm(tp_groups[rank / tp], rank % tp), dp_comm(dp_groups[rank % tp], rank / tp);
-        Ranks ranks = {&world, &tp_comm, &dp_comm, size};
+        Ranks ranks = {&world, &tp_comm, &dp_comm, size, rank};
         try {
             codes[rank] = body(ranks);
         } catch (const std::exception& exception) { fail(rank, exception); }
@@ -166,7 +166,7 @@ static int launch_mpi(int tp, int dp, const std::function<int(Ranks&)>& body) {
         world = mpi::group(0, job.rank);
         tp_comm = mpi::group(job.rank / tp, job.rank);
         dp_comm = mpi::group(job.rank % tp, job.rank);
-        Ranks ranks = {world.get(), tp_comm.get(), dp_comm.get(), job.ranks_on_host};
+        Ranks ranks = {world.get(), tp_comm.get(), dp_comm.get(), job.ranks_on_host, job.rank_on_host};
         outcome.exit_code = body(ranks);
     } catch (const std::exception& exception) {
         outcome = describe(exception);
@@ -277,6 +277,6 @@ int stop_signal() { return first_signal; }
 int agree_on_stop(Ranks& ranks) {
     const int mine = stop_signal();
     std::vector<int> all(ranks.world->size);
-    ranks.world->all_gather(&mine, all.data(), sizeof(int), Traffic::OTHER);
+    ranks.world->share(&mine, all.data(), sizeof(int));
     return *std::max_element(all.begin(), all.end());
 }

@@ -77,12 +77,12 @@ public:
         }
         if (zero_) {
             const double mine[2] = {squares[2 * ranks_.dp->rank], squares[2 * ranks_.dp->rank + 1]};
-            ranks_.dp->all_gather(mine, squares.data(), sizeof(mine), Traffic::OTHER);
+            ranks_.dp->share(mine, squares.data(), sizeof(mine));
         }
         double replicated = 0, sharded = 0;
         for (int d = 0; d < D; d++) { replicated += squares[2 * d], sharded += squares[2 * d + 1]; }
         std::vector<double> all(T);
-        ranks_.tp->all_gather(&sharded, all.data(), sizeof(double), Traffic::OTHER);
+        ranks_.tp->share(&sharded, all.data(), sizeof(double));
         double total = replicated;
         for (double square : all) { total += square; }
         return std::sqrt(total);
