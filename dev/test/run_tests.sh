@@ -99,6 +99,7 @@ suite 'end to end' dev/test/e2e.py
 suite 'end to end, training data' dev/test/e2e_loader.py
 suite 'end to end, data' dev/test/e2e_data.py
 suite 'scripts of data/sets' dev/test/data_sets.py
+suite 'scripts of real runs' dev/test/run_scripts.py
 
 # The CUDA kernels.
 if [ "$headers" ]; then
