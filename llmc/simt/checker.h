@@ -10,7 +10,9 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "simt.h"
 
@@ -27,28 +29,34 @@ namespace checker {
 
 constexpr bool ON = true;
 
-// ---- for the runtime. A stream has a number of its own, its tasks are counted from 1.
-int new_stream();
+// ---- for the runtime
+int new_stream();  // its number
 // What the host had waited for when it queued a task.
-using Ticket = std::shared_ptr<const struct Clock>;
+struct Clock;
+using Ticket = std::shared_ptr<const Clock>;
 Ticket ticket();
-// As long as it lives, this OS thread runs that task.
+// A task in its stream: the `position`-th, counted from 1.
+struct Place {
+    int stream;
+    long position;
+    Ticket ticket;
+};
+// As long as it lives, this OS thread does the work of that task; of several where it is one work for all of their streams.
 class Task {
 public:
-    Task(int stream, long position, const Ticket& ticket);
+    explicit Task(std::vector<Place> places);
     ~Task();
     Task(const Task&) = delete;
 
 private:
-    struct RunningTask* outer_;
+    struct Acting* acting_;
 };
-// The task that runs on this OS thread (the host, where none does) has waited for the first `position` tasks of a stream. A rendezvous of
-// streams: each has waited for the others.
+// The task that runs on this OS thread (the host, where none does) has waited for the first `position` tasks of a stream.
 void waited_for(int stream, long position);
 // What was found since the last call, or empty.
 std::string take_report();
 
-// ---- for guarded.h: memory that no one else has, nor ever had. Of it, only [data, data + bytes) may be touched.
+// ---- for guarded.h: memory that nobody else has or ever had. Only what is allowed may be touched.
 char* map_memory(size_t bytes);
 void unmap_memory(char* memory, size_t bytes);
 void allow(char* data, size_t bytes);
@@ -56,10 +64,11 @@ void allow(char* data, size_t bytes);
 // ---- for the scheduler
 void begin_grid(const Grid& grid);
 void end_grid();
-void begin_block(unsigned block, int threads, char* dynamic_shared, size_t bytes);
-// That thread of the block runs from here on, on that stack.
-void run_thread(int thread, const char* stack, size_t bytes);
-// Collectives compute on other threads' stacks: nothing is checked until the next run_thread.
+// Blocks come one after another, on one OS thread. Shared memory: dynamic, and static ones among the thread-local variables.
+void begin_block(uint3 block, int threads, std::span<char> dynamic_shared, std::span<char> thread_local_variables);
+// From here on that thread of the block runs, on that stack.
+void run_thread(int thread, std::span<const char> stack);
+// What runs now is not the kernel's: nothing is checked until the next run_thread.
 void pause();
 void barrier_opened();
 void warp_synced(int warp, unsigned lanes);
@@ -80,18 +89,23 @@ inline void note_copy(void*, const void*, size_t, const char*) {}
 namespace checker {
 
 constexpr bool ON = false;
-struct Ticket {};
-struct Task {
-    Task(int, long, Ticket) {}
-};
 inline int new_stream() { return 0; }
+struct Ticket {};
 inline Ticket ticket() { return {}; }
+struct Place {
+    int stream;
+    long position;
+    Ticket ticket;
+};
+struct Task {
+    explicit Task(const std::vector<Place>&) {}
+};
 inline void waited_for(int, long) {}
 inline std::string take_report() { return ""; }
 inline void begin_grid(const Grid&) {}
 inline void end_grid() {}
-inline void begin_block(unsigned, int, char*, size_t) {}
-inline void run_thread(int, const char*, size_t) {}
+inline void begin_block(uint3, int, std::span<char>, std::span<char>) {}
+inline void run_thread(int, std::span<const char>) {}
 inline void pause() {}
 inline void barrier_opened() {}
 inline void warp_synced(int, unsigned) {}
