@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <functional>
+#include <memory>
 
 #include "base.h"
 
@@ -49,6 +50,7 @@ private:
 struct Run {
     cudaStream_t stream;
     Workspace workspace;
+    std::shared_ptr<class CublasLt> cublas_lt;  // gemm_cublaslt.h: made for the first product
 
     Run() { cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
     Run(const Run&) = delete;

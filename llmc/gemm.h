@@ -15,4 +15,8 @@ struct Matrix {
     bool transposed;  // element (i, j) is data[j*ld + i], else data[i*ld + j]
 };
 
+#ifdef LLMC_CUDA
+#include "gemm_cublaslt.h"
+#else
 #include "gemm_cpu.h"
+#endif

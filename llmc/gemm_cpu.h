@@ -240,26 +240,26 @@ bool vendor_takes(const Block<X, Y>& block) {
 }
 #endif
 
-}  // namespace cpu
-
 template <typename X, typename Y>
 void gemm(Y* c, i64 ldc, Matrix<X> a, Matrix<X> b, const X* bias, i64 M, i64 N, i64 K, float alpha, bool accumulate, Run& run) {
     if (M == 0 || N == 0) { return; }
-    const bool few = M <= cpu::FEW_ROWS && !a.transposed && b.transposed;
-    const cpu::GemmBlocks cut(M, N, K);
-    const i64 rows = few ? M : cut.rows, cols = few ? cpu::FEW_ROWS_COLS : cut.cols, down = ceil_div(M, rows);
+    const bool few = M <= FEW_ROWS && !a.transposed && b.transposed;
+    const GemmBlocks cut(M, N, K);
+    const i64 rows = few ? M : cut.rows, cols = few ? FEW_ROWS_COLS : cut.cols, down = ceil_div(M, rows);
     run.parallel(down * ceil_div(N, cols), [&](i64 item) {
         const i64 i = item % down * rows, j = item / down * cols;
         const Matrix<X> a_part{a.data + (a.transposed ? i : i * a.ld), a.ld, a.transposed};
         const Matrix<X> b_part{b.data + (b.transposed ? j * b.ld : j), b.ld, b.transposed};
-        const cpu::Block<X, Y> block{c + i * ldc + j,       ldc, a_part, b_part,    bias ? bias + j : nullptr, std::min(M - i, rows),
-                                     std::min(N - j, cols), K,   alpha,  accumulate};
+        const Block<X, Y> block{c + i * ldc + j,       ldc, a_part, b_part,    bias ? bias + j : nullptr, std::min(M - i, rows),
+                                std::min(N - j, cols), K,   alpha,  accumulate};
         if (few) {
-            cpu::dot_block(block);
-        } else if (cpu::vendor_takes(block)) {
-            cpu::vendor_block(block);
+            dot_block(block);
+        } else if (vendor_takes(block)) {
+            vendor_block(block);
         } else {
-            cpu::plain_block(block);
+            plain_block(block);
         }
     });
 }
+
+}  // namespace cpu

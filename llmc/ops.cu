@@ -1,5 +1,5 @@
 // ops.cu: every op, compiled once per build for float and bf16: by g++ -x c++ for the CPU, by nvcc for a GPU, by g++ with
-// -include llmc/simt/simt.h for the emulator. Attention and the products have no GPU side yet.
+// -include llmc/simt/simt.h for the emulator. Attention has no GPU side yet.
 #include "ops/embedding.cuh"
 #include "ops/norm.cuh"
 #include "ops/rope.cuh"
@@ -21,6 +21,7 @@ namespace BACKEND {
     template void norm_apply(X*, const X*, const float*, const float*, const X*, const X*, NormKind, i64, i64, Run&);                    \
     template void norm_backward(X*, bool, void*, i64, DType, i64, float*, float*, const X*, const X*, const float*, const float*,        \
                                 const X*, NormKind, GradMode, i64, i64, Run&);                                                           \
+    template void matmul_wgrad(float*, const X*, i64, const X*, i64, i64, i64, float, GradMode, Run&);                                   \
     template void bias_backward(float*, const X*, i64, i64, GradMode, Run&);                                                             \
     template void rope_split_forward(X*, X*, X*, const X*, const float*, const float*, i64, i64, i64, i64, i64, i64, i64, Run&);         \
     template void rope_split_backward(X*, const X*, const X*, const X*, const float*, const float*, i64, i64, i64, i64, i64, Run&);      \
@@ -40,21 +41,20 @@ template void cast(bf16*, const bf16*, i64, Run&);
 template void cast(float*, const bf16*, i64, Run&);
 template void cast(bf16*, const float*, i64, Run&);
 
-#ifndef LLMC_KERNELS
-#define INSTANTIATE_MORE(X)                                                                                                               \
-    template void matmul_wgrad(float*, const X*, i64, const X*, i64, i64, i64, float, GradMode, Run&);                                    \
-    template void attention_forward(X*, float*, const X*, const X*, const X*, i64, i64, i64, i64, i64, i64, i64, Run&);                   \
-    template void attention_backward(X*, X*, X*, const X*, const X*, const float*, const X*, const X*, const X*, i64, i64, i64, i64, i64, \
-                                     Run&);
-INSTANTIATE_MORE(float)
-INSTANTIATE_MORE(bf16)
-
 #define INSTANTIATE_PAIR(X, Y)                                                                       \
     template void matmul_forward(Y*, i64, const X*, const X*, const X*, i64, i64, i64, float, Run&); \
     template void matmul_dgrad(Y*, const X*, i64, const X*, i64, i64, i64, float, bool, Run&);
 INSTANTIATE_PAIR(float, float)
 INSTANTIATE_PAIR(bf16, bf16)
 INSTANTIATE_PAIR(bf16, float)
+
+#ifndef LLMC_KERNELS
+#define INSTANTIATE_MORE(X)                                                                                                               \
+    template void attention_forward(X*, float*, const X*, const X*, const X*, i64, i64, i64, i64, i64, i64, i64, Run&);                   \
+    template void attention_backward(X*, X*, X*, const X*, const X*, const float*, const X*, const X*, const X*, i64, i64, i64, i64, i64, \
+                                     Run&);
+INSTANTIATE_MORE(float)
+INSTANTIATE_MORE(bf16)
 #endif
 
 }  // namespace BACKEND

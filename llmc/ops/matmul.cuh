@@ -7,10 +7,8 @@
 // Sums in fp32, rounded once. A product with nothing to sum over (a rank without vocabulary rows) writes zeros.
 #pragma once
 
-#include "common.cuh"
-#ifndef LLMC_CUDA
 #include "../gemm.h"
-#endif
+#include "common.cuh"
 
 #ifndef LLMC_KERNELS
 namespace cpu {
@@ -82,10 +80,21 @@ void cast(To* to, const From* from, i64 count, Run& run) {
                        [&](auto width) { launch(cast_kernel<From, To, width>, flat_shape(count, width), run, to, from, count); });
 }
 
+// A row a block.
+template <typename X, typename Y>
+__global__ void __launch_bounds__(THREADS) fill_rows_kernel(Y* __restrict__ c, i64 ldc, const X* __restrict__ bias, i64 N) {
+    Y* row = c + blockIdx.x * ldc;
+    for (i64 i = threadIdx.x; i < N; i += blockDim.x) { row[i] = Y(bias ? (float)bias[i] : 0.0f); }
+}
+template <typename X, typename Y>
+void fill_rows(Y* c, i64 ldc, const X* bias, i64 M, i64 N, Run& run) {
+    launch(fill_rows_kernel<X, Y>, {blocks(M), row_threads(N, 1)}, run, c, ldc, bias, N);
+}
+
 }  // namespace gpu
 #endif
 
-#ifndef LLMC_CUDA  // the products of cuBLASLt are not written yet
+#if defined(LLMC_KERNELS) || !defined(LLMC_CUDA)  // the tests of a GPU build have loops of their own
 namespace BACKEND {
 
 template <typename X, typename Y>
@@ -105,7 +114,10 @@ void matmul_wgrad(float* dweight, const X* dout, i64 ld_dout, const X* in, i64 N
 }
 
 std::string gemm_library() {
-#if defined(DNNL_VERSION_MAJOR)
+#if defined(LLMC_CUDA)
+    const size_t version = cublasLtGetVersion();
+    return format("cuBLASLt %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
+#elif defined(DNNL_VERSION_MAJOR)
     return format("oneDNN %d.%d.%d", DNNL_VERSION_MAJOR, DNNL_VERSION_MINOR, DNNL_VERSION_PATCH);
 #else
     return "plain loops";
