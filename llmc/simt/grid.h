@@ -1,6 +1,8 @@
 // grid.h: what the emulator's runtime asks of its scheduler, and what the shims of CUDA's libraries ask of the runtime.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <string>
 
 #include "simt.h"
@@ -12,11 +14,21 @@ std::string run_grid(const Grid& grid);
 // The kernel's name and where it was launched.
 std::string describe(const Grid& grid);
 
-// Queues a library's work on a stream, as if it were a kernel: it runs as late as events allow, and returns what went wrong, or empty.
-cudaError_t queue(cudaStream_t stream, std::function<std::string()> work);
+// ---- for the shims of CUDA's libraries
+// What a stream does when its turn comes; returns what went wrong, or empty.
+using Work = std::function<std::string()>;
+// Queues work as if it were a kernel: it runs as late as events allow.
+cudaError_t queue(cudaStream_t stream, Work work);
 // Empty where [p, p + bytes) lies in one allocation of the stream's device; else what is wrong with it.
 std::string wrong_memory(const void* p, size_t bytes, cudaStream_t stream);
-// Keeps an error's text for cudaGetErrorString.
+// Keeps an error's text for cudaGetErrorString, of this host thread.
 cudaError_t fail(cudaError_t code, const std::string& text);
+
+// A task that `members` ranks queue, each in a stream of its own: when all of these have come to it, `work` runs once, and all go on.
+class Meeting;
+std::shared_ptr<Meeting> new_meeting(const std::string& name, int members, Work work);
+cudaError_t queue_meeting(const std::shared_ptr<Meeting>& meeting, int member, cudaStream_t stream);
+// It will not take place: streams that wait for it fail with this text.
+void cancel(Meeting& meeting, const std::string& why);
 
 }  // namespace simt

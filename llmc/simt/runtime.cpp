@@ -1,266 +1,331 @@
-// runtime.cpp: the CUDA runtime's calls that the project uses, for the emulator: device memory, streams, events, launches. Same names, same
-// prototypes (the toolkit's headers check them), so host code is the same with and without a GPU.
+// runtime.cpp: the CUDA runtime's calls that the project uses, for the emulator: devices and their memory, streams, events, launches. Same
+// names, same prototypes (the toolkit's headers check them), so host code is the same with and without a GPU.
 //
-// A stream is a queue. Unless SIMT_STREAMS is eager, nothing in it runs before somebody waits for it: so a wait that the host, or another
-// stream, forgot shows as a wrong result every time, not once in a thousand runs.
+// SIMT_DEVICES = N (default 1): how many devices there are. They share nothing: a kernel that is given another device's memory is an error.
+// Ranks are host threads: the current device, and the last error, are each thread's own.
 #include <unistd.h>
 
-#include <deque>
-#include <map>
-#include <memory>
-#include <mutex>
-
-#include "grid.h"
 #include "guarded.h"
+#include "streams.h"
 
+namespace simt {
 namespace {
 
 constexpr size_t SHARED_BY_DEFAULT = 48 << 10, SHARED_AT_MOST = 227 << 10;  // of compute capability 9.0
 
-struct Stream {
-    std::deque<std::function<std::string()>> tasks;  // each returns what went wrong
-    i64 queued = 0, done = 0;
-};
+// ---- of this host thread
+thread_local int current_device = 0;
+thread_local cudaError_t last_error = cudaSuccess;
+thread_local std::string last_error_text;
+
+// ---- of the process
 struct Event {
-    std::shared_ptr<Stream> stream;  // none: never recorded
-    i64 position = 0;
+    int device = 0;
+    Mark mark = {};  // no stream: never recorded
 };
 
-// One device for the process; its ranks share it.
-class Device {
-public:
-    std::mutex mutex;
+struct Runtime {
+    Streams streams;
+    std::map<void*, std::pair<int, Guarded>> allocations;  // with their device
+    std::set<Event*> events;
+    std::map<const void*, size_t> shared_limits;  // of kernels for which more than the default was asked
+    std::mutex grids;                             // held while a grid runs: damage is then that grid's
 
-    // ---- errors: the last one is kept for cudaGetErrorString and cudaGetLastError
-    cudaError_t fail(cudaError_t code, const std::string& text) {
-        error_ = code;
-        error_text_ = text;
-        return code;
-    }
-    cudaError_t take_error() { return std::exchange(error_, cudaSuccess); }
-    const std::string& error_text() const { return error_text_; }
-
-    // ---- memory
-    void* allocate(size_t bytes) {
-        simt::Guarded memory(bytes);
-        void* p = memory.data();
-        allocations_.emplace(p, std::move(memory));
-        return p;
-    }
-    cudaError_t release(void* p) {
-        if (!p) { return cudaSuccess; }
-        const cudaError_t error = synchronize();
-        return allocations_.erase(p) ? error : fail(cudaErrorInvalidValue, format("cudaFree of %p, which is no allocation", p));
-    }
-    // Empty if [p, p + bytes) lies in one allocation.
-    std::string wrong_memory(const void* p, size_t bytes) const {
-        auto next = allocations_.upper_bound((void*)p);
-        if (next == allocations_.begin()) { return format("%p is not in device memory", p); }
-        const simt::Guarded& memory = std::prev(next)->second;
+    // Empty if [p, p + bytes) lies in one allocation of the device.
+    std::string wrong_memory(const void* p, size_t bytes, int device) const {
+        auto next = allocations.upper_bound((void*)p);
+        if (next == allocations.begin()) { return format("%p is not in device memory", p); }
+        const auto& [owner, memory] = std::prev(next)->second;
         const size_t offset = (const char*)p - memory.data();
         if (offset > memory.size()) { return format("%p is not in device memory", p); }
         if (bytes > memory.size() - offset) {
             return format("%zu bytes at byte %zu of an allocation of %zu", bytes, offset, memory.size());
         }
-        return "";
+        return owner == device ? "" : format("%p is in the memory of device %d, not of device %d", p, owner, device);
     }
-    std::string damage() const {
-        for (const auto& [p, memory] : allocations_) {
-            if (const std::string found = memory.damage(); !found.empty()) { return "device allocation: " + found; }
+    std::string damage() {
+        std::lock_guard lock(streams.mutex);
+        for (const auto& [p, allocation] : allocations) {
+            if (const std::string found = allocation.second.damage(); !found.empty()) { return "device allocation: " + found; }
         }
         return "";
     }
-
-    // ---- streams
-    std::shared_ptr<Stream> stream(cudaStream_t handle) const {
-        auto found = streams_.find(handle);
-        check(found != streams_.end(), "simt: %p is no stream", (void*)handle);
-        return found->second;
-    }
-    cudaStream_t add_stream() {
-        auto stream = std::make_shared<Stream>();
-        streams_.emplace((cudaStream_t)stream.get(), stream);
-        return (cudaStream_t)stream.get();
-    }
-    cudaError_t remove_stream(cudaStream_t handle) {
-        const cudaError_t error = synchronize(*stream(handle));
-        streams_.erase(handle);
-        return error;
-    }
-    template <typename Task>
-    cudaError_t queue(cudaStream_t handle, const Task& task) {
-        const auto s = stream(handle);
-        s->tasks.push_back(task);
-        s->queued++;
-        const char* when = getenv("SIMT_STREAMS");
-        return when && strcmp(when, "eager") == 0 ? synchronize(*s) : cudaSuccess;
-    }
-    std::string run_until(Stream& s, i64 position) {
-        while (s.done < position) {
-            const auto task = std::move(s.tasks.front());
-            s.tasks.pop_front();
-            s.done++;
-            if (const std::string error = task(); !error.empty()) { return error; }
-        }
-        return "";
-    }
-    cudaError_t synchronize(Stream& s, i64 position) {
-        const std::string error = run_until(s, position);
-        if (error.empty()) { return cudaSuccess; }
-        for (auto& [handle, stream] : streams_) {  // as on a GPU, nothing more runs after a failed kernel
-            stream->tasks.clear();
-            stream->done = stream->queued;
-        }
-        return fail(cudaErrorLaunchFailure, error);
-    }
-    cudaError_t synchronize(Stream& s) { return synchronize(s, s.queued); }
-    cudaError_t synchronize() {
-        for (auto& [handle, stream] : streams_) {
-            if (const cudaError_t error = synchronize(*stream)) { return error; }
-        }
-        return cudaSuccess;
-    }
-
-    std::map<const void*, size_t> shared_limits;  // of kernels for which more than the default was asked
-
-private:
-    cudaError_t error_ = cudaSuccess;
-    std::string error_text_;
-    std::map<void*, simt::Guarded> allocations_;
-    std::map<cudaStream_t, std::shared_ptr<Stream>> streams_{{nullptr, std::make_shared<Stream>()}};
 };
 
-Device& device() {
-    static Device device;
-    return device;
+Runtime& runtime() {
+    static Runtime runtime;
+    return runtime;
 }
-// Every call below is one of these: the device, locked.
+// Every call below is one of these: the runtime, locked.
 struct Locked {
-    Device& d = device();
-    std::lock_guard<std::mutex> lock{d.mutex};
-    Device* operator->() { return &d; }
+    Runtime& r = runtime();
+    Streams::Lock lock{r.streams.mutex};
+    Runtime* operator->() { return &r; }
+
+    std::shared_ptr<Stream> stream(cudaStream_t handle) {
+        auto found = r.streams.find(handle, current_device);
+        check(found, "simt: %p is no stream", (void*)handle);
+        return found;
+    }
+    Event& event(cudaEvent_t handle) {
+        check(r.events.count((Event*)handle), "simt: %p is no event", (void*)handle);
+        return *(Event*)handle;
+    }
+    cudaError_t queue(const std::shared_ptr<Stream>& stream, Task task) {
+        r.streams.queue(*stream, std::move(task));
+        const char* when = getenv("SIMT_STREAMS");
+        if (!when || strcmp(when, "eager") != 0) { return cudaSuccess; }
+        const Mark all = {stream, stream->queued};
+        r.streams.advance(all, 1e9, lock);  // a meeting that others have yet to come to is not waited for
+        return Streams::reached(all) ? wait(all) : cudaSuccess;
+    }
+    cudaError_t wait(const Mark& mark) {
+        const std::string error = r.streams.wait(mark, lock);
+        return error.empty() ? cudaSuccess : fail(cudaErrorLaunchFailure, error);
+    }
+    cudaError_t wait_for_all(int device) {
+        cudaError_t first = cudaSuccess;
+        for (const auto& stream : r.streams.of_device(device)) {
+            const cudaError_t error = wait({stream, stream->queued});
+            if (first == cudaSuccess) { first = error; }
+        }
+        return first;
+    }
+    // Who asks again and again gets there; the first answer is that of a GPU which has only just begun.
+    cudaError_t query(const Mark& mark) {
+        if (Streams::reached(mark)) { return wait(mark); }
+        r.streams.advance(mark, 1e-3, lock);
+        return cudaErrorNotReady;
+    }
 };
+
+int device_count() {
+    const char* text = getenv("SIMT_DEVICES");
+    return text ? atoi(text) : 1;
+}
 
 }  // namespace
 
-namespace simt {
+// ---- what the scheduler and the shims ask (grid.h)
+cudaError_t fail(cudaError_t code, const std::string& text) {
+    last_error = code;
+    last_error_text = text;
+    return code;
+}
+cudaError_t queue(cudaStream_t stream, Work work) {
+    Locked locked;
+    return locked.queue(locked.stream(stream), {std::move(work)});
+}
+std::string wrong_memory(const void* p, size_t bytes, cudaStream_t stream) {
+    Locked locked;
+    return locked->wrong_memory(p, bytes, locked.stream(stream)->device);
+}
+std::shared_ptr<Meeting> new_meeting(const std::string& name, int members, Work work) {
+    return std::make_shared<Meeting>(name, members, std::move(work));
+}
+cudaError_t queue_meeting(const std::shared_ptr<Meeting>& meeting, int member, cudaStream_t handle) {
+    Locked locked;
+    const auto stream = locked.stream(handle);
+    meeting->members[member] = {stream, stream->queued + 1};
+    return locked.queue(stream, {{}, {}, meeting});
+}
+void cancel(Meeting& meeting, const std::string& why) { Locked()->streams.cancel(meeting, why); }
 
 cudaError_t check_argument(const Grid& grid, int index, const void* p) {
-    Locked d;
-    const std::string wrong = p ? d->wrong_memory(p, 0) : "";
+    const std::string wrong = p ? wrong_memory(p, 0, grid.stream) : "";
     return wrong.empty() ? cudaSuccess
-                         : d->fail(cudaErrorInvalidValue, format("%s: argument %d: %s", describe(grid).c_str(), index, wrong.c_str()));
+                         : fail(cudaErrorInvalidValue, format("%s: argument %d: %s", describe(grid).c_str(), index, wrong.c_str()));
 }
 
-cudaError_t queue(cudaStream_t stream, std::function<std::string()> work) { return Locked()->queue(stream, work); }
-std::string wrong_memory(const void* p, size_t bytes, cudaStream_t) { return Locked()->wrong_memory(p, bytes); }
-cudaError_t fail(cudaError_t code, const std::string& text) { return Locked()->fail(code, text); }
-
 cudaError_t launch(Grid grid) {
-    Locked d;
+    Locked locked;
     const dim3 b = grid.blocks, t = grid.threads;
     const uint64_t threads = (uint64_t)t.x * t.y * t.z;
     if (b.x == 0 || b.y == 0 || b.z == 0 || b.x > 0x7FFFFFFFu || b.y > 65535 || b.z > 65535 || threads == 0 || threads > 1024 || t.z > 64) {
-        return d->fail(cudaErrorInvalidConfiguration, format("%s: a grid of %ux%ux%u blocks of %ux%ux%u threads cannot be launched",
-                                                             describe(grid).c_str(), b.x, b.y, b.z, t.x, t.y, t.z));
+        return fail(cudaErrorInvalidConfiguration, format("%s: a grid of %ux%ux%u blocks of %ux%ux%u threads cannot be launched",
+                                                          describe(grid).c_str(), b.x, b.y, b.z, t.x, t.y, t.z));
     }
-    const auto asked = d->shared_limits.find(grid.kernel);
-    const size_t limit = asked != d->shared_limits.end() ? std::max(asked->second, SHARED_BY_DEFAULT) : SHARED_BY_DEFAULT;
+    const auto asked = locked->shared_limits.find(grid.kernel);
+    const size_t limit = asked != locked->shared_limits.end() ? std::max(asked->second, SHARED_BY_DEFAULT) : SHARED_BY_DEFAULT;
     if (grid.shared_bytes > limit) {
-        return d->fail(cudaErrorInvalidValue, format("%s: %zu bytes of dynamic shared memory, where it may have %zu",
-                                                     describe(grid).c_str(), grid.shared_bytes, limit));
+        return fail(cudaErrorInvalidValue, format("%s: %zu bytes of dynamic shared memory, where it may have %zu", describe(grid).c_str(),
+                                                  grid.shared_bytes, limit));
     }
-    return d->queue(grid.stream, [grid] {
-        const std::string error = run_grid(grid), damage = device().damage();
-        return !error.empty() || damage.empty() ? error : describe(grid) + ": " + damage;
-    });
+    const auto stream = locked.stream(grid.stream);
+    if (stream->device != current_device) {
+        return fail(cudaErrorInvalidResourceHandle, format("%s: on a stream of device %d, while device %d is current",
+                                                           describe(grid).c_str(), stream->device, current_device));
+    }
+    return locked.queue(stream, {[grid] {
+                            std::lock_guard one_at_a_time(runtime().grids);
+                            const std::string error = run_grid(grid), damage = runtime().damage();
+                            return !error.empty() || damage.empty() ? error : describe(grid) + ": " + damage;
+                        }});
 }
 
 }  // namespace simt
 
+using namespace simt;
+
 extern "C" {
 
-cudaError_t cudaMalloc(void** p, size_t bytes) {
-    Locked d;
-    *p = d->allocate(bytes);
+// ---- devices
+cudaError_t cudaGetDeviceCount(int* count) {
+    *count = device_count();
+    return *count > 0 ? cudaSuccess : fail(cudaErrorNoDevice, format("SIMT_DEVICES is %d", *count));
+}
+cudaError_t cudaSetDevice(int device) {
+    if (device < 0 || device >= device_count()) {
+        return fail(cudaErrorInvalidDevice, format("cudaSetDevice(%d), of %d devices", device, device_count()));
+    }
+    current_device = device;
     return cudaSuccess;
 }
-cudaError_t cudaFree(void* p) { return Locked()->release(p); }
+cudaError_t cudaGetDevice(int* device) {
+    *device = current_device;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() { return Locked().wait_for_all(current_device); }
+
+// ---- memory
+cudaError_t cudaMalloc(void** p, size_t bytes) {
+    Guarded memory(bytes);
+    *p = memory.data();
+    Locked()->allocations.emplace(*p, std::pair(current_device, std::move(memory)));
+    return cudaSuccess;
+}
+cudaError_t cudaFree(void* p) {
+    if (!p) { return cudaSuccess; }
+    Locked locked;
+    const auto found = locked->allocations.find(p);
+    if (found == locked->allocations.end()) { return fail(cudaErrorInvalidValue, format("cudaFree of %p, which is no allocation", p)); }
+    const cudaError_t error = locked.wait_for_all(found->second.first);
+    locked->allocations.erase(p);
+    return error;
+}
+cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
+    *p = malloc(std::max<size_t>(bytes, 1));
+    return *p ? cudaSuccess : fail(cudaErrorMemoryAllocation, format("no memory for %zu bytes", bytes));
+}
+cudaError_t cudaMallocHost(void** p, size_t bytes) { return cudaHostAlloc(p, bytes, 0); }
+cudaError_t cudaFreeHost(void* p) {
+    free(p);
+    return cudaSuccess;
+}
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
     *total = *free = (size_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
     return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-    Locked d;
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t handle) {
+    Locked locked;
+    const auto stream = locked.stream(handle);
     std::string wrong;
-    if (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) { wrong = d->wrong_memory(to, bytes); }
-    if (wrong.empty() && (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice)) { wrong = d->wrong_memory(from, bytes); }
-    if (!wrong.empty()) { return d->fail(cudaErrorInvalidValue, "cudaMemcpyAsync: " + wrong); }
-    return d->queue(stream, [=] {
-        if (bytes > 0) { memcpy(to, from, bytes); }
-        return std::string();
-    });
+    if (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) { wrong = locked->wrong_memory(to, bytes, stream->device); }
+    if (wrong.empty() && (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice)) {
+        wrong = locked->wrong_memory(from, bytes, stream->device);
+    }
+    if (!wrong.empty()) { return fail(cudaErrorInvalidValue, "cudaMemcpyAsync: " + wrong); }
+    return locked.queue(stream, {[=] {
+                            if (bytes > 0) { memcpy(to, from, bytes); }
+                            return std::string();
+                        }});
 }
-cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-    Locked d;
-    const std::string wrong = d->wrong_memory(to, bytes);
-    if (!wrong.empty()) { return d->fail(cudaErrorInvalidValue, "cudaMemsetAsync: " + wrong); }
-    return d->queue(stream, [=] {
-        memset(to, value, bytes);
-        return std::string();
-    });
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t handle) {
+    Locked locked;
+    const auto stream = locked.stream(handle);
+    const std::string wrong = locked->wrong_memory(to, bytes, stream->device);
+    if (!wrong.empty()) { return fail(cudaErrorInvalidValue, "cudaMemsetAsync: " + wrong); }
+    return locked.queue(stream, {[=] {
+                            memset(to, value, bytes);
+                            return std::string();
+                        }});
 }
 
+// ---- streams
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-    *stream = Locked()->add_stream();
+    *stream = Locked()->streams.add(current_device);
     return cudaSuccess;
 }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { return Locked()->remove_stream(stream); }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    Locked d;
-    return d->synchronize(*d->stream(stream));
+cudaError_t cudaStreamDestroy(cudaStream_t handle) {
+    Locked locked;
+    const auto stream = locked.stream(handle);
+    const cudaError_t error = locked.wait({stream, stream->queued});
+    locked->streams.remove(stream);
+    return error;
 }
-cudaError_t cudaDeviceSynchronize() { return Locked()->synchronize(); }
+cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
+    Locked locked;
+    const auto stream = locked.stream(handle);
+    return locked.wait({stream, stream->queued});
+}
+cudaError_t cudaStreamQuery(cudaStream_t handle) {
+    Locked locked;
+    const auto stream = locked.stream(handle);
+    return locked.query({stream, stream->queued});
+}
+cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void* argument) {
+    Locked locked;
+    return locked.queue(locked.stream(handle), {[=] {
+                            function(argument);
+                            return std::string();
+                        }});
+}
 
+// ---- events
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-    *event = (cudaEvent_t) new Event;
+    auto* made = new Event{current_device};
+    Locked()->events.insert(made);
+    *event = (cudaEvent_t)made;
     return cudaSuccess;
 }
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    delete (Event*)event;
+cudaError_t cudaEventDestroy(cudaEvent_t handle) {
+    Locked locked;
+    Event* event = &locked.event(handle);
+    locked->events.erase(event);
+    delete event;
     return cudaSuccess;
 }
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    Locked d;
-    const auto s = d->stream(stream);
-    *(Event*)event = {s, s->queued};
+cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
+    Locked locked;
+    Event& event = locked.event(handle);
+    const auto stream = locked.stream(stream_handle);
+    if (event.device != stream->device) {
+        return fail(cudaErrorInvalidResourceHandle, format("an event of device %d is recorded on device %d", event.device, stream->device));
+    }
+    event.mark = {stream, stream->queued};
     return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    Locked d;
-    const Event e = *(Event*)event;
-    return e.stream ? d->synchronize(*e.stream, e.position) : cudaSuccess;
+    Locked locked;
+    const Mark mark = locked.event(event).mark;
+    return locked.wait(mark);
 }
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    Locked locked;
+    const Mark mark = locked.event(event).mark;
+    return locked.query(mark);
+}
+// For the event as it is now: a later record does not matter.
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-    Locked d;
-    const Event e = *(Event*)event;  // as it is now: a later record does not matter
-    if (!e.stream) { return cudaSuccess; }
-    return d->queue(stream, [e] { return device().run_until(*e.stream, e.position); });
+    Locked locked;
+    const Mark mark = locked.event(event).mark;
+    return mark.stream ? locked.queue(locked.stream(stream), {{}, mark}) : cudaSuccess;
 }
 
+// ---- kernels and errors
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
-    Locked d;
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || (size_t)value > SHARED_AT_MOST) {
-        return d->fail(cudaErrorInvalidValue, format("cudaFuncSetAttribute: attribute %d, value %d, of at most %zu bytes of shared memory",
-                                                     (int)attribute, value, SHARED_AT_MOST));
+        return fail(cudaErrorInvalidValue, format("cudaFuncSetAttribute: attribute %d, value %d, of at most %zu bytes of shared memory",
+                                                  (int)attribute, value, SHARED_AT_MOST));
     }
-    d->shared_limits[kernel] = value;
+    Locked()->shared_limits[kernel] = value;
     return cudaSuccess;
 }
-cudaError_t cudaGetLastError() { return Locked()->take_error(); }
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+cudaError_t cudaPeekAtLastError() { return last_error; }
 const char* cudaGetErrorString(cudaError_t code) {
     static thread_local std::string text;
-    text = format("error %d: %s", (int)code, Locked()->error_text().c_str());
+    text = format("error %d: %s", (int)code, last_error_text.c_str());
     return text.c_str();
 }
 
