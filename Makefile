@@ -71,6 +71,13 @@ unit_tests: $(UNIT_TESTS)
 
 $(BUILD)/bench_ops: $(BUILD)/bench_ops.o $(OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash
+# The calls of one step, for dev/roofline/roofline.py. The wrappers of the ops are made from ops.h.
+$(BUILD)/traced_ops.h: dev/roofline/wrap_ops.py llmc/ops.h
+	dev/roofline/wrap_ops.py llmc/ops.h > $@.part && mv $@.part $@
+$(BUILD)/step_ops.o: dev/roofline/step_ops.cpp $(BUILD)/traced_ops.h $(BUILD)/flags.txt
+	$(CXX) $(CXXFLAGS) -O0 -I$(BUILD) -c $< -o $@
+$(BUILD)/step_ops: $(BUILD)/step_ops.o $(OBJECTS)
+	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash
 # Fuzz targets (dev/fuzz/fuzz.cpp); dev/fuzz/run.sh builds them with what there is: clang's libFuzzer, or g++.
 fuzz:
 	dev/fuzz/run.sh 0

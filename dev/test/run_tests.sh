@@ -60,7 +60,7 @@ suite() {  # name, command that ends with 'N passed, N failed' and shows how it 
 
 scripts/install.sh build test || exit 1
 
-build 'programs and unit tests' all unit_tests
+build 'programs and unit tests' all unit_tests build/step_ops
 
 # Meanwhile: the same under sanitizers. Plain loops for the products: the library's own threads and code would be reported, not ours.
 rm -f build/address.done build/thread.done
@@ -100,6 +100,7 @@ suite 'end to end, training data' dev/test/e2e_loader.py
 suite 'end to end, data' dev/test/e2e_data.py
 suite 'scripts of data/sets' dev/test/data_sets.py
 suite 'scripts of real runs' dev/test/run_scripts.py
+suite 'roofline' dev/test/test_roofline.py
 
 # The CUDA kernels.
 if [ "$headers" ]; then
