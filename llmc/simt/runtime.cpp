@@ -19,9 +19,12 @@ thread_local cudaError_t last_error = cudaSuccess;
 thread_local std::string last_error_text;
 
 // ---- of the process
+using Time = std::chrono::steady_clock::time_point;
 struct Event {
-    int device = 0;
-    Mark mark = {};  // no stream: never recorded
+    int device;
+    bool timed;
+    Mark mark = {};                   // no stream: never recorded
+    std::shared_ptr<Time> time = {};  // when the mark was reached
 };
 
 struct Runtime {
@@ -226,6 +229,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     }
     if (!wrong.empty()) { return fail(cudaErrorInvalidValue, "cudaMemcpyAsync: " + wrong); }
     return locked.queue(stream, {[=] {
+                            note_copy(to, from, bytes, "cudaMemcpyAsync");
                             if (bytes > 0) { memcpy(to, from, bytes); }
                             return std::string();
                         }});
@@ -236,6 +240,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t hand
     const std::string wrong = locked->wrong_memory(to, bytes, stream->device);
     if (!wrong.empty()) { return fail(cudaErrorInvalidValue, "cudaMemsetAsync: " + wrong); }
     return locked.queue(stream, {[=] {
+                            note_write(to, bytes, "cudaMemsetAsync");
                             memset(to, value, bytes);
                             return std::string();
                         }});
@@ -272,12 +277,13 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void*
 }
 
 // ---- events
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-    auto* made = new Event{current_device};
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+    auto* made = new Event{current_device, !(flags & cudaEventDisableTiming)};
     Locked()->events.insert(made);
     *event = (cudaEvent_t)made;
     return cudaSuccess;
 }
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
 cudaError_t cudaEventDestroy(cudaEvent_t handle) {
     Locked locked;
     Event* event = &locked.event(handle);
@@ -292,8 +298,16 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
     if (event.device != stream->device) {
         return fail(cudaErrorInvalidResourceHandle, format("an event of device %d is recorded on device %d", event.device, stream->device));
     }
+    cudaError_t error = cudaSuccess;
+    if (event.timed) {
+        event.time = std::make_shared<Time>();
+        error = locked.queue(stream, {[time = event.time] {
+                                 *time = std::chrono::steady_clock::now();
+                                 return std::string();
+                             }});
+    }
     event.mark = {stream, stream->queued};
-    return cudaSuccess;
+    return error;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     Locked locked;
@@ -304,6 +318,14 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     Locked locked;
     const Mark mark = locked.event(event).mark;
     return locked.query(mark);
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t first, cudaEvent_t second) {
+    Locked locked;
+    const Event &begin = locked.event(first), &end = locked.event(second);
+    if (!begin.time || !end.time) { return fail(cudaErrorInvalidResourceHandle, "cudaEventElapsedTime: an event that has no time"); }
+    if (!Streams::reached(begin.mark) || !Streams::reached(end.mark)) { return cudaErrorNotReady; }
+    *milliseconds = std::chrono::duration<float, std::milli>(*end.time - *begin.time).count();
+    return cudaSuccess;
 }
 // For the event as it is now: a later record does not matter.
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {

@@ -18,6 +18,7 @@
 #include <mutex>
 #include <set>
 
+#include "checker.h"
 #include "grid.h"
 #include "../base.h"
 
@@ -44,14 +45,17 @@ struct Task {
     Work work;
     Mark after = {};                        // runs when this is reached
     std::shared_ptr<Meeting> meeting = {};  // in place of `work`
+    checker::Ticket ticket = {};
 };
 
 struct Stream : std::enable_shared_from_this<Stream> {
-    int device = 0;
+    const int device, number = checker::new_stream();
     std::deque<Task> tasks;  // the first may be running
     bool running = false;
     i64 queued = 0, done = 0;
     std::string error;  // of work that failed, or was dropped after a failure, and that nobody was told of
+
+    explicit Stream(int device) : device(device) {}
 };
 
 // All functions are called with the lock held; those that run work give it up meanwhile.
@@ -61,8 +65,7 @@ public:
     using Lock = std::unique_lock<std::mutex>;
 
     cudaStream_t add(int device) {
-        auto stream = std::make_shared<Stream>();
-        stream->device = device;
+        auto stream = std::make_shared<Stream>(device);
         const auto handle = (cudaStream_t)stream.get();
         streams_.emplace(handle, std::move(stream));
         return handle;
@@ -83,6 +86,7 @@ public:
     }
 
     void queue(Stream& stream, Task task) {
+        task.ticket = checker::ticket();
         stream.tasks.push_back(std::move(task));
         stream.queued++;
         note_change();
@@ -104,7 +108,9 @@ public:
                 return give_up(*goal.stream, "nothing has happened for long: " + search.others);
             }
         }
-        return goal.stream ? std::exchange(goal.stream->error, "") : "";
+        if (!goal.stream) { return ""; }
+        checker::waited_for(goal.stream->number, goal.position);
+        return std::exchange(goal.stream->error, "");
     }
     // Runs what can be run of it without sleeping, for about this long.
     void advance(const Mark& goal, double seconds, Lock& lock) {
@@ -154,21 +160,20 @@ private:
         return complete ? &stream : nullptr;
     }
     void run_front(Stream& stream, Lock& lock) {
-        Task& task = stream.tasks.front();
-        const std::shared_ptr<Meeting> meeting = task.meeting;
-        std::vector<std::shared_ptr<Stream>> involved;
-        if (meeting && meeting->cancelled.empty()) {
-            for (const Mark& member : meeting->members) { involved.push_back(member.stream); }
-        } else {
-            involved.push_back(stream.shared_from_this());
+        const Task task = stream.tasks.front();
+        std::vector<std::shared_ptr<Stream>> involved{stream.shared_from_this()};
+        std::string error = task.meeting ? task.meeting->cancelled : "";
+        if (task.meeting && error.empty()) {
+            involved.clear();
+            for (const Mark& member : task.meeting->members) { involved.push_back(member.stream); }
         }
-        for (const auto& s : involved) { s->running = true; }
-        const Work work = meeting ? meeting->work : std::move(task.work);
-        std::string error = meeting ? meeting->cancelled : "";
+        std::vector<checker::Place> places;
+        for (const auto& s : involved) {
+            s->running = true;
+            places.push_back({s->number, s->done + 1, s->tasks.front().ticket});
+        }
         lock.unlock();
-        try {
-            if (error.empty() && work) { error = work(); }
-        } catch (const std::exception& thrown) { error = thrown.what(); }
+        if (error.empty()) { error = run(task, std::move(places)); }
         lock.lock();
         for (const auto& s : involved) {
             s->running = false;
@@ -179,6 +184,15 @@ private:
             for (const auto& s : involved) { s->error = fail(*s, error); }
         }
         note_change();
+    }
+    static std::string run(const Task& task, std::vector<checker::Place> places) {
+        const checker::Task checked(std::move(places));
+        if (task.after.stream) { checker::waited_for(task.after.stream->number, task.after.position); }
+        const Work& work = task.meeting ? task.meeting->work : task.work;
+        try {
+            const std::string error = work ? work() : "";
+            return error.empty() ? checker::take_report() : error;
+        } catch (const std::exception& error) { return error.what(); }
     }
 
     // As on a GPU, nothing more runs after a failure: the queues of the stream's device are dropped. Returns the error.
