@@ -5,6 +5,7 @@
 # make bench_loader build/bench_loader: tokens a second that the loader hands out
 # make demo         text to a trained model in a few minutes (scripts/quickstart.sh)
 # make simt_tests   build/simt/tests: the CUDA kernels, run by the emulator, against the CPU loops; needs CUDA's headers, no GPU
+# make kernels_lab  build/simt/lab, build/cuda/lab: experiments with kernels (dev/kernels), in the emulator and on a GPU
 # make kernels      nvcc compiles the kernels for CUDA_ARCHS; registers, shared memory and spills of each (a spill is an error)
 # make clean
 #
@@ -45,7 +46,7 @@ endif
 DATA_OBJECTS := $(addprefix $(BUILD)/,tokenizer.o sentencepiece.o gpt2_bpe.o token_file.o megatron.o)
 OBJECTS := $(addprefix $(BUILD)/,ops.o comm_mpi.o launch.o flags.o) $(DATA_OBJECTS)
 
-.PHONY: all unit_tests simt_tests kernels test bench bench_loader fuzz demo clean FORCE
+.PHONY: all unit_tests simt_tests kernels_lab kernels test bench bench_loader fuzz demo clean FORCE
 all: train_gpt test_gpt tokenize
 	@echo "train_gpt  trainer, generation, evaluation: CPU, GEMM $(GEMM), MPI $(MPI), fp32 and bf16"
 	@echo "test_gpt   goldens: ./test_gpt, or ./test_gpt --golden DIR --init-from HF_DIR --batch FILE.i32"
@@ -110,6 +111,13 @@ $(addprefix $(SIMT)/,test_kernels.o test_gemm_cuda.o): $(SIMT)/%.o: dev/test/%.c
 $(SIMT):
 	mkdir -p $@
 simt_tests: $(SIMT)/tests
+# Kernel experiments (dev/kernels).
+$(SIMT)/%.o: dev/kernels/%.cu $(BUILD)/flags.txt | $(SIMT)
+	$(CXX) $(SIMT_FLAGS) -O1 $(SIMT_KERNELS) -c $< -o $@
+$(SIMT)/lab.o: dev/kernels/lab.cpp $(BUILD)/flags.txt | $(SIMT)
+	$(CXX) $(SIMT_FLAGS) $(COLD) -c $< -o $@
+$(SIMT)/lab: $(addprefix $(SIMT)/,simt.o runtime.o residual_norm.o lab.o)
+	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) -rdynamic $^ -o $@ -lgtest
 
 # The kernels by nvcc. What ptxas says of each goes to a log; the report fails where registers are spilled.
 CUDA_ARCHS ?= 90
@@ -120,10 +128,15 @@ $(BUILD)/cuda/ops_sm_%.log: llmc/ops.cu $(KERNEL_HEADERS) | $(BUILD)/cuda
 	$(NVCC)
 $(BUILD)/cuda/product_sm_%.log: dev/test/product.cu dev/test/product.cuh $(KERNEL_HEADERS) | $(BUILD)/cuda
 	$(NVCC)
+$(BUILD)/cuda/residual_norm_sm_%.log: dev/kernels/residual_norm.cu dev/kernels/lab.h $(KERNEL_HEADERS) | $(BUILD)/cuda
+	$(NVCC)
 $(BUILD)/cuda:
 	mkdir -p $@
-kernels: $(foreach arch,$(CUDA_ARCHS),$(BUILD)/cuda/ops_sm_$(arch).log $(BUILD)/cuda/product_sm_$(arch).log)
+kernels: $(foreach arch,$(CUDA_ARCHS),$(BUILD)/cuda/ops_sm_$(arch).log $(BUILD)/cuda/product_sm_$(arch).log $(BUILD)/cuda/residual_norm_sm_$(arch).log)
 	dev/ptxas_report.py $^
+$(BUILD)/cuda/lab: $(SIMT)/lab.o $(BUILD)/cuda/residual_norm_sm_$(firstword $(CUDA_ARCHS)).log
+	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) $(^:.log=.o) -o $@ -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcudart
+kernels_lab: $(SIMT)/lab $(if $(wildcard $(CUDA)/bin/nvcc),$(BUILD)/cuda/lab)
 
 test:
 	dev/test/run_tests.sh

@@ -104,8 +104,9 @@ suite 'roofline' dev/test/test_roofline.py
 
 # The CUDA kernels.
 if [ "$headers" ]; then
-    build 'kernels for the emulator' simt_tests
+    build 'kernels for the emulator' simt_tests kernels_lab
     gtest 'emulator, and kernels in it' build/simt/tests
+    one 'kernel experiments' build/simt/lab 64 96
 else
     say "SKIPPED: kernels in the emulator: no CUDA headers in $cuda (make CUDA=folder names another)"
 fi

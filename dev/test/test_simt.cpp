@@ -209,6 +209,30 @@ TEST_F(Simt, EventsOrderStreams) {
     }
 }
 
+TEST_F(Simt, EventsTellTheTimeBetweenThem) {
+    setenv("SIMT_STREAMS", "late", 1);
+    cudaEvent_t begin, end, untimed;
+    cuda_check(cudaEventCreateWithFlags(&begin, cudaEventDefault));
+    cuda_check(cudaEventCreateWithFlags(&end, cudaEventDefault));
+    cuda_check(cudaEventCreateWithFlags(&untimed, cudaEventDisableTiming));
+    Buffer<float> a(4, run);
+    float milliseconds = -1.0f;
+    cuda_check(cudaEventRecord(begin, run.stream));
+    EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, end), cudaErrorInvalidResourceHandle) << "never recorded";
+    cuda_check(cudaLaunchHostFunc(run.stream, [](void*) { usleep(5000); }, nullptr));
+    cuda_check(cudaEventRecord(end, run.stream));
+    EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, end), cudaErrorNotReady);
+    cuda_check(cudaEventSynchronize(end));
+    cuda_check(cudaEventElapsedTime(&milliseconds, begin, end));
+    EXPECT_GE(milliseconds, 5.0f);
+    EXPECT_LT(milliseconds, 5000.0f);
+    cuda_check(cudaEventRecord(untimed, run.stream));
+    cuda_check(cudaEventSynchronize(untimed));
+    EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, untimed), cudaErrorInvalidResourceHandle);
+    cudaGetLastError();
+    for (cudaEvent_t event : {begin, end, untimed}) { cuda_check(cudaEventDestroy(event)); }
+}
+
 template <bool TRANSPOSED, gpu::Fault FAULT>
 Vec<float> product(const Vec<bf16>& a, const Vec<bf16>& b, int M, int N, int K, ::Run& run) {
     Buffer<bf16> da(a, run), db(b, run);
