@@ -134,12 +134,13 @@ inline void read_side_files(DataSource& source) {
         const std::string prefix = f.file->megatron() ? "" : shard_prefix(path), &set = prefix.empty() ? path : prefix;
         if (std::find(seen.begin(), seen.end(), set) != seen.end()) { continue; }
         seen.push_back(set);
-        std::optional<SideFile> side = find_side_file(path);
-        if (side && side->shard.tokens != f.file->tokens()) { side.reset(); }  // it is about an older file of this name
+        const std::optional<SideFile> side = find_side_file(path, f.file->tokens());
         if (!side) { check_complete(path); }
-        if (side && side->info->tokenizer_hash.empty()) { side.reset(); }  // converted ids of a tokenizer that nobody named
-        complete = complete && side && side->split().text_bytes > 0;
-        if (!side) { continue; }
+        if (!side || side->info->tokenizer_hash.empty()) {  // or converted ids of a tokenizer that nobody named
+            complete = false;
+            continue;
+        }
+        complete = complete && side->split().text_bytes > 0;
         if (source.info && source.info->tokenizer_hash != side->info->tokenizer_hash) {
             usage_error(
                 "data '%s': '%s' was made with tokenizer '%s' (xxh3 %s), other shards with '%s' (xxh3 %s)\nHINT: one model reads one "
@@ -336,11 +337,18 @@ public:
     void next(i64 count, i64 begin, i64 end, int32_t* windows) {
         check(0 <= begin && begin <= end && end <= count, "windows [%lld, %lld) of a batch of %lld", (long long)begin, (long long)end,
               (long long)count);
-        for (i64 i = 0; i < count; i++) {
-            const size_t source = next_source(*shares_, state_.drawn, state_.position);
-            const i64 index = state_.drawn[source]++;
-            state_.position++;
-            if (i >= begin && i < end) { read_in_order(source, index, windows + (i - begin) * (S_ + 1)); }
+        constexpr i64 BLOCK = 64;  // windows that are looked up together
+        Drawn drawn[BLOCK];
+        for (i64 i = 0; i < count;) {
+            i64 n = 0;
+            for (; i < count && n < BLOCK; i++) {
+                const size_t source = next_source(*shares_, state_.drawn, state_.position);
+                const i64 index = state_.drawn[source]++;
+                state_.position++;
+                if (i >= begin && i < end) { drawn[n++] = {source, index}; }
+            }
+            read_in_order({drawn, (size_t)n}, windows);
+            windows += n * (S_ + 1);
         }
     }
 
@@ -404,6 +412,19 @@ private:
         }
     }
 
+    struct Drawn {
+        size_t source;
+        i64 index;  // in the source's stream
+    };
+    void read_in_order(std::span<const Drawn> drawn, int32_t* out) {
+        for (int step = 0; order_ == WindowOrder::megatron && step < MegatronOrder::PREFETCH_STEPS; step++) {
+            for (const Drawn& d : drawn) { sources()[d.source].order->prefetch(d.index, step); }
+        }
+        for (const Drawn& d : drawn) {
+            read_in_order(d.source, d.index, out);
+            out += S_ + 1;
+        }
+    }
     // The `index`-th window of a source's endless stream: epoch after epoch, each in its own order. Megatron's ends with its samples.
     void read_in_order(size_t source, i64 index, int32_t* out) {
         const DataSource& s = sources()[source];

@@ -347,6 +347,16 @@ void MegatronOrder::build_sample_index() {
     });
 }
 
+void MegatronOrder::prefetch(i64 k, int step) const {
+    const i64 sample = k < samples() ? shuffle_index_[k] : -1;  // these lie in order
+    if (sample < 0 || sample >= samples()) { return; }          // read(k) says so
+    if (step == 0) { return sample_index_.prefetch(2 * sample); }
+    const i64 place = sample_index_[2 * sample];
+    if (place < 0 || place >= document_index_.rows()) { return; }
+    if (step == 1) { return document_index_.prefetch(place); }
+    index_.prefetch(document_index_[place]);
+}
+
 i64 MegatronOrder::read(i64 k, i64 vocab, int32_t* out) const {
     check(k >= 0 && k < samples(), "'%s': sample %lld of %lld", file_->path().c_str(), (long long)k, (long long)samples());
     const i64 sample = shuffle_index_[k];

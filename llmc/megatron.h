@@ -35,6 +35,10 @@ public:
 
     i64 length(i64 sequence) const { return load<int32_t>(lengths_, sequence); }    // in tokens
     i64 pointer(i64 sequence) const { return load<int64_t>(pointers_, sequence); }  // in bytes
+    void prefetch(i64 sequence) const {
+        __builtin_prefetch(lengths_ + sequence * (i64)sizeof(int32_t));
+        __builtin_prefetch(pointers_ + sequence * (i64)sizeof(int64_t));
+    }
     // Document d is sequences [first_sequence(d), first_sequence(d + 1)).
     i64 first_sequence(i64 document) const;
     int mode(i64 sequence) const { return has_modes_ ? load<int8_t>(modes_, sequence) : 0; }
@@ -141,6 +145,8 @@ public:
         }
     }
 
+    void prefetch(i64 i) const { __builtin_prefetch(data_ + i * (type_ == Type::int64 ? 8 : 4)); }
+
     // One of these before anything else. open() is false if there is no such file, or not one of this type and shape.
     bool open(const std::string& path);
     void create_file(const std::string& path);
@@ -174,6 +180,10 @@ public:
 
     // The S + 1 ids of sample k in training order. Returns how many there are: S + 1, or fewer in a kept last sample (the rest is 0).
     i64 read(i64 k, i64 vocab, int32_t* out) const;
+    // What read(k) looks up lies at random places, each found in the one before. Of many samples that are about to be read: step 0 of all,
+    // then step 1, then step 2, so that the misses of one step overlap.
+    static constexpr int PREFETCH_STEPS = 3;
+    void prefetch(i64 k, int step) const;
 
     // The indices, for tests: document_index[], sample_index[][2], shuffle_index[].
     const IndexArray& document_index() const { return document_index_; }
