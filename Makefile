@@ -96,7 +96,7 @@ CUDA ?= /usr/local/cuda
 SIMT := $(BUILD)/simt
 SIMT_FLAGS = $(filter-out -fopenmp,$(CXXFLAGS)) -DLLMC_CUDA -isystem $(CUDA)/include
 SIMT_KERNELS := -include llmc/simt/simt.h -x c++
-$(SIMT)/tests: $(addprefix $(SIMT)/,simt.o runtime.o cublaslt.o ops.o product.o test_simt.o test_kernels.o test_gemm_cuda.o)
+$(SIMT)/tests: $(addprefix $(SIMT)/,simt.o runtime.o cublaslt.o ops.o product.o test_simt.o test_kernels.o test_attention_kernels.o test_gemm_cuda.o)
 	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) -rdynamic $^ -o $@ -lgtest -lgtest_main
 $(SIMT)/%.o: llmc/simt/%.cpp $(BUILD)/flags.txt | $(SIMT)
 	$(CXX) $(SIMT_FLAGS) -c $< -o $@
@@ -106,7 +106,7 @@ $(SIMT)/%.o: dev/test/%.cu $(BUILD)/flags.txt | $(SIMT)
 	$(CXX) $(SIMT_FLAGS) $(COLD) $(SIMT_KERNELS) -c $< -o $@
 $(SIMT)/test_simt.o: dev/test/test_simt.cpp $(BUILD)/flags.txt | $(SIMT)
 	$(CXX) $(SIMT_FLAGS) $(COLD) $(SIMT_KERNELS) -c $< -o $@
-$(addprefix $(SIMT)/,test_kernels.o test_gemm_cuda.o): $(SIMT)/%.o: dev/test/%.cpp $(BUILD)/flags.txt | $(SIMT)
+$(SIMT)/%.o: dev/test/%.cpp $(BUILD)/flags.txt | $(SIMT)
 	$(CXX) $(SIMT_FLAGS) $(COLD) -c $< -o $@
 $(SIMT):
 	mkdir -p $@

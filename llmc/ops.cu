@@ -1,5 +1,5 @@
 // ops.cu: every op, compiled once per build for float and bf16: by g++ -x c++ for the CPU, by nvcc for a GPU, by g++ with
-// -include llmc/simt/simt.h for the emulator. Attention has no GPU side yet.
+// -include llmc/simt/simt.h for the emulator.
 #include "ops/embedding.cuh"
 #include "ops/norm.cuh"
 #include "ops/rope.cuh"
@@ -8,9 +8,7 @@
 #include "ops/adamw.cuh"
 #include "ops/global_norm.cuh"
 #include "ops/matmul.cuh"
-#ifndef LLMC_KERNELS
 #include "ops/attention.cuh"
-#endif
 
 namespace BACKEND {
 
@@ -25,6 +23,9 @@ namespace BACKEND {
     template void bias_backward(float*, const X*, i64, i64, GradMode, Run&);                                                             \
     template void rope_split_forward(X*, X*, X*, const X*, const float*, const float*, i64, i64, i64, i64, i64, i64, i64, Run&);         \
     template void rope_split_backward(X*, const X*, const X*, const X*, const float*, const float*, i64, i64, i64, i64, i64, Run&);      \
+    template void attention_forward(X*, float*, const X*, const X*, const X*, i64, i64, i64, i64, i64, i64, i64, Run&);                  \
+    template void attention_backward(X*, X*, X*, const X*, const X*, const float*, const X*, const X*, const X*, i64, i64, i64, i64,     \
+                                     i64, Run&);                                                                                         \
     template void swiglu_forward(X*, const X*, i64, i64, Run&);                                                                          \
     template void swiglu_backward(X*, const X*, const X*, i64, i64, Run&);                                                               \
     template void gelu_forward(X*, const X*, i64, i64, Run&);                                                                            \

@@ -11,6 +11,7 @@
 
 #include "common.cuh"
 
+#ifndef LLMC_KERNELS
 namespace cpu {
 
 constexpr i64 QUERY_BLOCK = 64, KEY_BLOCK = 64;
@@ -247,3 +248,310 @@ void attention_backward(X* dq, X* dk, X* dv, const X* datt, const X* att, const 
 }
 
 }  // namespace cpu
+
+#else
+#include "tiles.cuh"
+
+namespace gpu {
+
+constexpr float LOG2_E = 1.44269504f;
+
+struct AttentionSizes {
+    int S, S_kv, pos0, NH, group, HS;  // group: query heads of a key-value head
+    float scale;                       // 1 / sqrt(HS)
+    int copy_width;                    // of all rows that are read and written
+};
+
+// How a block of the forward is cut: WARPS of 16 M queries each, COLUMNS keys at a time, heads padded to WIDTH.
+template <typename X, int WIDTH>
+struct ForwardCut {
+    static constexpr bool HALF = dtype_of<X> == DType::BF16;
+    static constexpr int WARPS = 4, THREADS = 32 * WARPS, M = HALF && WIDTH <= 128 ? 2 : 1, ROWS = 16 * M * WARPS;
+    static constexpr int COLUMNS = HALF ? (WIDTH > 80 && WIDTH <= 128 ? 48 : 64) : WIDTH <= 128 ? 32 : 16, LD = tile_ld<X>(WIDTH);
+    static constexpr int BYTES = (ROWS + 2 * COLUMNS) * LD * (int)sizeof(X);
+    static_assert(BYTES <= 99 << 10, "more than a block can have on every device");
+};
+// Of the backward: rows are keys and columns queries for dk and dv, the other way round for dq; two tiles of rows, two stages of two tiles
+// of columns. Wide heads have too many sums of dk and dv for one block's registers: PARTS blocks take some channels each.
+template <typename X, int WIDTH>
+struct BackwardCut {
+    static constexpr bool HALF = dtype_of<X> == DType::BF16;
+    static constexpr int WARPS = WIDTH <= (HALF ? 128 : 64) ? 4 : 2, THREADS = 32 * WARPS, M = HALF && WIDTH <= 64 ? 2 : 1;
+    static constexpr int ROWS = 16 * M * WARPS, COLUMNS = WIDTH <= (HALF ? 128 : 64) ? 32 : HALF || WIDTH <= 128 ? 16 : 8;
+    static constexpr int LD = tile_ld<X>(WIDTH), PARTS = WIDTH > 128 ? 2 : 1;
+    static constexpr int BYTES = (2 * ROWS + 4 * COLUMNS) * LD * (int)sizeof(X) + 4 * COLUMNS * (int)sizeof(float);
+    static_assert(BYTES <= 99 << 10 && ROWS % COLUMNS == 0);
+};
+
+// ---- forward --------------------------------------------------------------------------------------------------------
+// Of a lane's 2 M rows: the highest score so far, and this lane's part of the sum of exp(score - highest).
+template <int M>
+struct Softmax {
+    float highest[2 * M], sum[2 * M];
+    __device__ __forceinline__ Softmax() {
+        UNROLL
+        for (int r = 0; r < 2 * M; r++) { highest[r] = -INFINITY, sum[r] = 0.0f; }
+    }
+    // Scores s become exp(scale s - highest); what was summed before shrinks to the new highest.
+    template <int N, int H>
+    __device__ __forceinline__ void take(Sums<M, N>& s, Sums<M, H>& o, float scale_log2) {
+        float top[2 * M], shrink[2 * M];
+        UNROLL
+        for (int r = 0; r < 2 * M; r++) { top[r] = highest[r]; }
+        each(s, [&](float score, int r, int, int) { top[r] = fmaxf(top[r], score); });
+        UNROLL
+        for (int r = 0; r < 2 * M; r++) {
+            top[r] = row_reduce(top[r], [](float a, float b) { return fmaxf(a, b); });
+            shrink[r] = exp2_fast((highest[r] - top[r]) * scale_log2);
+            highest[r] = top[r];
+            top[r] *= scale_log2;
+            sum[r] *= shrink[r];
+        }
+        each(s, [&](float& score, int r, int, int) {
+            score = exp2_fast(score * scale_log2 - top[r]);
+            sum[r] += score;
+        });
+        each(o, [&](float& value, int r, int, int) { value *= shrink[r]; });
+    }
+};
+
+// ROWS queries of one head a block, the last ones first: they see the most keys. While scores are computed the values come, then the next keys.
+template <typename X, int WIDTH>
+__global__ void __launch_bounds__(ForwardCut<X, WIDTH>::THREADS)
+    attention_forward_kernel(X* __restrict__ att, float* __restrict__ lse, const X* __restrict__ q, const X* __restrict__ k,
+                             const X* __restrict__ v, AttentionSizes d) {
+    using Cut = ForwardCut<X, WIDTH>;
+    constexpr int ROWS = Cut::ROWS, COLUMNS = Cut::COLUMNS, M = Cut::M, LD = Cut::LD;
+    X *q_tile = dynamic_shared<X>(), *k_tile = q_tile + ROWS * LD, *v_tile = k_tile + COLUMNS * LD;
+    const int blocks = (d.S + ROWS - 1) / ROWS, item = blockIdx.x, head = item / blocks, q0 = (blocks - 1 - item % blocks) * ROWS;
+    const int rows = std::min(ROWS, d.S - q0), first = warp_index() * 16 * M;  // the warp's first row
+    const int keys = d.pos0 + q0 + rows;
+    const i64 kv = (i64)(head / d.group) * d.S_kv * d.HS, row0 = (i64)head * d.S + q0;
+    X* q_rows = q_tile + first * LD;
+    const auto fetch_keys = [&](X* tile, const X* from, int key0) {
+        const int count = std::min(COLUMNS, keys - key0);
+        fetch_tile<Cut::THREADS, COLUMNS, WIDTH>(tile, from + kv + (i64)key0 * d.HS, d.HS, count, d.HS, d.copy_width);
+        copies_commit();
+    };
+    Sums<M, WIDTH / 8> o = {};
+    Softmax<M> softmax;
+    fetch_tile<Cut::THREADS, ROWS, WIDTH>(q_tile, q + row0 * d.HS, d.HS, rows, d.HS, d.copy_width);
+    fetch_keys(k_tile, k, 0);
+    for (int key0 = 0; key0 < keys; key0 += COLUMNS) {
+        const int ahead = key0 - (d.pos0 + q0 + first);       // of the warp's first query
+        const bool visible = first < rows && ahead < 16 * M;  // to any query of the warp
+        Sums<M, COLUMNS / 8> s = {};
+        copies_wait<0>();
+        __syncthreads();  // keys are there, and the last values are used
+        fetch_keys(v_tile, v, key0);
+        if (visible) { multiply_transposed<WIDTH>(s, q_rows, k_tile); }
+        copies_wait<0>();
+        __syncthreads();
+        if (key0 + COLUMNS < keys) { fetch_keys(k_tile, k, key0 + COLUMNS); }
+        if (visible) {
+            if (ahead + COLUMNS > 1) {
+                each(s, [&](float& score, int r, int n, int c) {
+                    if (lane_column(n) + c + ahead > lane_row(r)) { score = -INFINITY; }
+                });
+            }
+            softmax.take(s, o, d.scale * LOG2_E);
+            multiply<WIDTH>(o, s, v_tile);
+        }
+    }
+    if (first >= rows) { return; }
+    UNROLL
+    for (int r = 0; r < 2 * M; r++) {
+        softmax.sum[r] = row_reduce(softmax.sum[r], [](float a, float b) { return a + b; });
+        const int row = first + lane_row(r);
+        if (threadIdx.x % 4 == 0 && row < rows) { lse[row0 + row] = softmax.highest[r] * d.scale + logf(softmax.sum[r]); }
+        softmax.sum[r] = 1.0f / softmax.sum[r];
+    }
+    each(o, [&](float& value, int r, int, int) { value *= softmax.sum[r]; });
+    const i64 to = (((i64)(head / d.NH) * d.S + q0 + first) * d.NH + head % d.NH) * d.HS;
+    store_sums<WIDTH>(att + to, (i64)d.NH * d.HS, o, q_rows, rows - first, d.HS, d.copy_width);
+}
+
+// ---- backward -------------------------------------------------------------------------------------------------------
+// D (B,NH,S) = sum over channels of datt * att, both (B,S,NH,HS). Threads (lanes of a row, rows); a row's lanes are in one warp.
+template <typename X>
+__global__ void __launch_bounds__(THREADS)
+    attention_row_products_kernel(float* __restrict__ D, const X* __restrict__ datt, const X* __restrict__ att, i64 rows, AttentionSizes d) {
+    const i64 row = (i64)blockIdx.x * blockDim.y + threadIdx.y, n = row / d.NH;
+    float sum = 0.0f;
+    with_copy_width<X>(row < rows ? d.copy_width : 1, [&](auto W) {
+        for (int c = threadIdx.x * W; row < rows && c < d.HS; c += blockDim.x * W) {
+            const Floats<W> a = load<W>(datt + row * d.HS + c), b = load<W>(att + row * d.HS + c);
+            for (int i = 0; i < W; i++) { sum += a[i] * b[i]; }
+        }
+    });
+    for (int distance = blockDim.x / 2; distance > 0; distance /= 2) { sum += __shfl_xor_sync(ALL_LANES, sum, distance); }
+    if (threadIdx.x == 0 && row < rows) { D[(n / d.S * d.NH + row % d.NH) * d.S + n % d.S] = sum; }
+}
+
+// step(i, i % 2) for i < count, while fetch(i + 1, (i + 1) % 2) copies what the next step needs to the other of two stages.
+template <typename Fetch, typename Step>
+__device__ __forceinline__ void two_stages(int count, const Fetch& fetch, const Step& step) {
+    fetch(0, 0);
+    copies_commit();
+    for (int i = 0; i < count; i++) {
+        copies_wait<0>();
+        __syncthreads();  // stage i is there, and the other one is used
+        if (i + 1 < count) {
+            fetch(i + 1, (i + 1) % 2);
+            copies_commit();
+        }
+        step(i, i % 2);
+    }
+}
+
+// dq of ROWS queries of one head a block: the sum over blocks of keys, in order.
+template <typename X, int WIDTH>
+__global__ void __launch_bounds__(BackwardCut<X, WIDTH>::THREADS)
+    attention_dq_kernel(X* __restrict__ dq, const X* __restrict__ datt, const float* __restrict__ lse, const float* __restrict__ D,
+                        const X* __restrict__ q, const X* __restrict__ k, const X* __restrict__ v, AttentionSizes d) {
+    using Cut = BackwardCut<X, WIDTH>;
+    constexpr int ROWS = Cut::ROWS, COLUMNS = Cut::COLUMNS, M = Cut::M, LD = Cut::LD;
+    X *q_tile = dynamic_shared<X>(), *do_tile = q_tile + ROWS * LD, *stages = do_tile + ROWS * LD;  // (stage, k | v, COLUMNS, LD)
+    const int blocks = (d.S + ROWS - 1) / ROWS, item = blockIdx.x, head = item / blocks, q0 = (blocks - 1 - item % blocks) * ROWS;
+    const int rows = std::min(ROWS, d.S - q0), first = warp_index() * 16 * M;
+    const i64 kv = (i64)(head / d.group) * d.S * d.HS, row0 = (i64)head * d.S + q0;
+    const i64 out = (((i64)(head / d.NH) * d.S + q0) * d.NH + head % d.NH) * d.HS;
+    fetch_tile<Cut::THREADS, ROWS, WIDTH>(q_tile, q + row0 * d.HS, d.HS, rows, d.HS, d.copy_width);
+    fetch_tile<Cut::THREADS, ROWS, WIDTH>(do_tile, datt + out, (i64)d.NH * d.HS, rows, d.HS, d.copy_width);
+    const auto fetch = [&](int i, int stage) {
+        X* tile = stages + stage * 2 * COLUMNS * LD;
+        const i64 from = kv + (i64)i * COLUMNS * d.HS;
+        const int count = std::min(COLUMNS, d.S - i * COLUMNS);
+        fetch_tile<Cut::THREADS, COLUMNS, WIDTH>(tile, k + from, d.HS, count, d.HS, d.copy_width);
+        fetch_tile<Cut::THREADS, COLUMNS, WIDTH>(tile + COLUMNS * LD, v + from, d.HS, count, d.HS, d.copy_width);
+    };
+    float row_lse[2 * M], row_D[2 * M];
+    UNROLL
+    for (int r = 0; r < 2 * M; r++) {
+        const int row = first + lane_row(r);
+        row_lse[r] = row < rows ? lse[row0 + row] * LOG2_E : INFINITY;  // no probability where there is no query
+        row_D[r] = row < rows ? D[row0 + row] : 0.0f;
+    }
+    Sums<M, WIDTH / 8> sum = {};
+    two_stages((q0 + rows + COLUMNS - 1) / COLUMNS, fetch, [&](int i, int stage) {
+        const int ahead = i * COLUMNS - (q0 + first);  // the first key, of the warp's first query
+        if (first >= rows || ahead >= 16 * M) { return; }
+        const X *k_tile = stages + stage * 2 * COLUMNS * LD, *v_tile = k_tile + COLUMNS * LD;
+        Sums<M, COLUMNS / 8> s = {}, ds = {};
+        multiply_transposed<WIDTH>(s, q_tile + first * LD, k_tile);
+        multiply_transposed<WIDTH>(ds, do_tile + first * LD, v_tile);
+        each(s, ds, [&](float score, float& value, int r, int n, int c) {
+            const float p = lane_column(n) + c + ahead > lane_row(r) ? 0.0f : exp2_fast(score * d.scale * LOG2_E - row_lse[r]);
+            value = p * (value - row_D[r]);
+        });
+        multiply<WIDTH>(sum, ds, k_tile);
+    });
+    if (first >= rows) { return; }
+    each(sum, [&](float& value, int, int, int) { value *= d.scale; });
+    store_sums<WIDTH>(dq + (row0 + first) * d.HS, d.HS, sum, q_tile + first * LD, rows - first, d.HS, d.copy_width);
+}
+
+// dk and dv of ROWS keys of one key-value head a block (or of 1/PARTS of their channels): the sums over the group's query heads and their
+// blocks of queries, in order. Probabilities are computed transposed, (keys, queries), so that they are a product's left side.
+template <typename X, int WIDTH>
+__global__ void __launch_bounds__(BackwardCut<X, WIDTH>::THREADS)
+    attention_dkv_kernel(X* __restrict__ dk, X* __restrict__ dv, const X* __restrict__ datt, const float* __restrict__ lse,
+                         const float* __restrict__ D, const X* __restrict__ q, const X* __restrict__ k, const X* __restrict__ v,
+                         AttentionSizes d) {
+    using Cut = BackwardCut<X, WIDTH>;
+    constexpr int ROWS = Cut::ROWS, COLUMNS = Cut::COLUMNS, M = Cut::M, LD = Cut::LD, CHANNELS = WIDTH / Cut::PARTS;
+    X *k_tile = dynamic_shared<X>(), *v_tile = k_tile + ROWS * LD, *stages = v_tile + ROWS * LD;  // (stage, q | do, COLUMNS, LD)
+    float* stage_stats = (float*)(stages + 4 * COLUMNS * LD);                                     // (stage, lse | D, COLUMNS)
+    const int blocks = (d.S + ROWS - 1) / ROWS, item = blockIdx.x / Cut::PARTS, channel0 = blockIdx.x % Cut::PARTS * CHANNELS;
+    const int kv_head = item / blocks, key0 = item % blocks * ROWS, rows = std::min(ROWS, d.S - key0);
+    const int first = warp_index() * 16 * M, per_head = (d.S - key0 + COLUMNS - 1) / COLUMNS;  // blocks of queries that see a key
+    const i64 kv = ((i64)kv_head * d.S + key0) * d.HS;
+    fetch_tile<Cut::THREADS, ROWS, WIDTH>(k_tile, k + kv, d.HS, rows, d.HS, d.copy_width);
+    fetch_tile<Cut::THREADS, ROWS, WIDTH>(v_tile, v + kv, d.HS, rows, d.HS, d.copy_width);
+    const auto fetch = [&](int i, int stage) {
+        X* tile = stages + stage * 2 * COLUMNS * LD;
+        const int head = kv_head * d.group + i / per_head, q0 = key0 + i % per_head * COLUMNS, count = std::min(COLUMNS, d.S - q0);
+        const i64 row0 = (i64)head * d.S + q0, out = (((i64)(head / d.NH) * d.S + q0) * d.NH + head % d.NH) * d.HS;
+        fetch_tile<Cut::THREADS, COLUMNS, WIDTH>(tile, q + row0 * d.HS, d.HS, count, d.HS, d.copy_width);
+        fetch_tile<Cut::THREADS, COLUMNS, WIDTH>(tile + COLUMNS * LD, datt + out, (i64)d.NH * d.HS, count, d.HS, d.copy_width);
+        const int column = threadIdx.x;
+        if (column < COLUMNS) {
+            float* stats = stage_stats + stage * 2 * COLUMNS;
+            stats[column] = column < count ? lse[row0 + column] * LOG2_E : INFINITY;  // no probability where there is no query
+            stats[COLUMNS + column] = column < count ? D[row0 + column] : 0.0f;
+        }
+    };
+    Sums<M, CHANNELS / 8> dk_sum = {}, dv_sum = {};
+    two_stages(d.group * per_head, fetch, [&](int i, int stage) {
+        const int ahead = first - i % per_head * COLUMNS;  // the warp's first key, of the first query
+        if (first >= rows || ahead >= COLUMNS) { return; }
+        const X *q_tile = stages + stage * 2 * COLUMNS * LD, *do_tile = q_tile + COLUMNS * LD;
+        const float* stats = stage_stats + stage * 2 * COLUMNS;
+        Sums<M, COLUMNS / 8> p = {}, ds = {};
+        multiply_transposed<WIDTH>(p, k_tile + first * LD, q_tile);
+        multiply_transposed<WIDTH>(ds, v_tile + first * LD, do_tile);
+        each(p, ds, [&](float& score, float& value, int r, int n, int c) {
+            const int column = lane_column(n) + c;
+            score = lane_row(r) + ahead > column ? 0.0f : exp2_fast(score * d.scale * LOG2_E - stats[column]);
+            value = score * (value - stats[COLUMNS + column]);
+        });
+        multiply<WIDTH>(dv_sum, p, do_tile + channel0);
+        multiply<WIDTH>(dk_sum, ds, q_tile + channel0);
+    });
+    if (first >= rows) { return; }
+    each(dk_sum, [&](float& value, int, int, int) { value *= d.scale; });
+    const i64 to = kv + (i64)first * d.HS + channel0;
+    store_sums<WIDTH>(dk + to, d.HS, dk_sum, k_tile + first * LD, rows - first, d.HS - channel0, d.copy_width);
+    store_sums<WIDTH>(dv + to, d.HS, dv_sum, v_tile + first * LD, rows - first, d.HS - channel0, d.copy_width);
+}
+
+// ---- launchers ------------------------------------------------------------------------------------------------------
+// body(Width<WIDTH>): the least width of tiles that a head fits in.
+template <typename X, typename Body>
+void with_tile_width(i64 HS, const Body& body) {
+    const auto first_of = [&](auto... widths) {
+        const bool found = ((HS <= widths && (body(widths), true)) || ...);
+        check(found, "attention: the head size is %lld; the kernels take at most 256", (long long)HS);
+    };
+    if constexpr (dtype_of<X> == DType::BF16) {
+        first_of(Width<32>{}, Width<48>{}, Width<64>{}, Width<80>{}, Width<112>{}, Width<128>{}, Width<256>{});
+    } else {
+        first_of(Width<64>{}, Width<128>{}, Width<256>{});
+    }
+}
+template <typename X, typename... Pointers>
+AttentionSizes attention_sizes(i64 S, i64 S_kv, i64 pos0, i64 NH, i64 KVH, i64 HS, Pointers... pointers) {
+    const i64 group = div_exact(NH, KVH, "query heads over key-value heads");
+    check(pos0 + S <= S_kv && S_kv <= 1 << 30, "attention: %lld keys do not hold %lld queries from position %lld on", (long long)S_kv, (long long)S, (long long)pos0);
+    return {(int)S, (int)S_kv, (int)pos0, narrow<int>(NH), narrow<int>(group), narrow<int>(HS), 1.0f / sqrtf((float)HS), std::min({copy_width<X>(pointers, HS)...})};
+}
+
+template <typename X>
+void attention_forward(X* att, float* lse, const X* q, const X* k, const X* v, i64 pos0, i64 S_kv, i64 B, i64 S, i64 NH, i64 KVH, i64 HS,
+                       Run& run) {
+    const AttentionSizes d = attention_sizes<X>(S, S_kv, pos0, NH, KVH, HS, att, q, k, v);
+    with_tile_width<X>(HS, [&](auto width) {
+        using Cut = ForwardCut<X, width>;
+        launch(attention_forward_kernel<X, width>, {blocks(B * NH * ceil_div(S, Cut::ROWS)), Cut::THREADS, Cut::BYTES}, run, att, lse, q, k,
+               v, d);
+    });
+}
+
+template <typename X>
+void attention_backward(X* dq, X* dk, X* dv, const X* datt, const X* att, const float* lse, const X* q, const X* k, const X* v, i64 B,
+                        i64 S, i64 NH, i64 KVH, i64 HS, Run& run) {
+    const AttentionSizes d = attention_sizes<X>(S, S, 0, NH, KVH, HS, dq, dk, dv, datt, att, q, k, v);
+    float* D = run.workspace.get<float>(B * NH * S);
+    const unsigned lanes = (unsigned)std::clamp<i64>(std::bit_ceil((uint64_t)ceil_div(HS, d.copy_width)), 1, 32), rows = THREADS / lanes;
+    launch(attention_row_products_kernel<X>, {blocks(ceil_div(B * S * NH, rows)), dim3(lanes, rows)}, run, D, datt, att, B * S * NH, d);
+    with_tile_width<X>(HS, [&](auto width) {
+        using Cut = BackwardCut<X, width>;
+        const i64 row_blocks = ceil_div(S, Cut::ROWS);
+        launch(attention_dkv_kernel<X, width>, {blocks(B * KVH * row_blocks * Cut::PARTS), Cut::THREADS, Cut::BYTES}, run, dk, dv, datt, lse,
+               D, q, k, v, d);
+        launch(attention_dq_kernel<X, width>, {blocks(B * NH * row_blocks), Cut::THREADS, Cut::BYTES}, run, dq, datt, lse, D, q, k, v, d);
+    });
+}
+
+}  // namespace gpu
+#endif

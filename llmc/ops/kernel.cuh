@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <tuple>
 #include <type_traits>
 
@@ -13,6 +14,17 @@
 namespace gpu {
 
 constexpr unsigned ALL_LANES = 0xFFFFFFFF;
+
+// Before a loop: nvcc unrolls it whole (what it indexes must stay in registers), twice, or not at all.
+#ifdef LLMC_SIMT
+#define UNROLL
+#define UNROLL_TWICE
+#define NO_UNROLL
+#else
+#define UNROLL _Pragma("unroll")
+#define UNROLL_TWICE _Pragma("unroll 2")
+#define NO_UNROLL _Pragma("unroll 1")
+#endif
 
 // ---- launches -------------------------------------------------------------------------------------------------------
 struct Shape {
@@ -171,6 +183,9 @@ __device__ __forceinline__ Floats<W> warp_sum(Floats<W> value) {
     for (int i = 0; i < W; i++) { value[i] = warp_sum(value[i]); }
     return value;
 }
+
+// Of the block; the compiler sees that it is the same on every lane.
+__device__ __forceinline__ int warp_index() { return __shfl_sync(ALL_LANES, (int)threadIdx.x / 32, 0); }
 
 // Over a block of a whole number of warps: the warps' sums in order, the same bits on every thread. `parts` is shared memory for one value
 // a warp; it is free again after the block's next barrier.

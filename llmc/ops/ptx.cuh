@@ -99,15 +99,19 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[COUNT], const bf16* 
 #endif
 }
 
-// Begins to copy 16 aligned bytes from global to shared memory; zeros instead where not `valid` (`global` is not read then).
+// Begins to copy BYTES (8 or 16) aligned bytes from global to shared memory; zeros instead where not `valid` (`global` is not read then).
+template <int BYTES = 16>
 __device__ __forceinline__ void copy_async(void* shared, const void* global, bool valid WHERE) {
+    static_assert(BYTES == 8 || BYTES == 16);
 #ifdef LLMC_SIMT
-    simt::copy_async(shared, global, 16, valid, {file, line});
+    simt::copy_async(shared, global, BYTES, valid, {file, line});
 #else
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :
-                 : "r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global), "r"(valid ? 16 : 0)
-                 : "memory");
+    const uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
+    if constexpr (BYTES == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(address), "l"(global), "r"(valid ? 16 : 0) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" : : "r"(address), "l"(global), "r"(valid ? 8 : 0) : "memory");
+    }
 #endif
 }
 // Ends a group of copies of this thread.
@@ -126,6 +130,26 @@ __device__ __forceinline__ void copies_wait() {
 #else
     asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
 #endif
+}
+
+// 2^x to 2 units in the last place, one instruction; results below 2^-126 are 0.
+__device__ __forceinline__ float exp2_fast(float x) {
+#ifdef LLMC_SIMT
+    const float power = exp2f(x);
+    return power < 0x1p-126f ? 0.0f : power;
+#else
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+#endif
+}
+
+// Two floats as the pair that a register of mma holds.
+__device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    uint32_t bits;
+    memcpy(&bits, &pair, 4);
+    return bits;
 }
 
 }  // namespace gpu

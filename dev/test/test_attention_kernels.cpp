@@ -1,0 +1,67 @@
+// Attention's kernels against the CPU loop: sizes 1, odd, prime, just past a block of rows or of columns, rows that can be read 16 bytes, 8
+// bytes or one element at a time, every width of tiles.
+#include "llmc/ops/attention.cuh"
+#include "kernels_testing.h"
+
+namespace {
+
+struct Case {
+    i64 B, S, NH, KVH, HS, pos0 = 0, shift = 0;
+    double spread = 1.0;
+};
+
+template <typename X>
+void test_attention(const Case& d) {
+    SCOPED_TRACE(format("B %d S %d NH %d KVH %d HS %d pos0 %d shift %d", (int)d.B, (int)d.S, (int)d.NH, (int)d.KVH, (int)d.HS, (int)d.pos0,
+                        (int)d.shift));
+    const i64 S_kv = d.pos0 + d.S + (d.pos0 > 0 ? 3 : 0), queries = d.B * d.NH * d.S, keys = d.B * d.KVH * S_kv;
+    const auto qs = random_values<X>(queries * d.HS, 1, d.spread), grads = random_values<X>(queries * d.HS, 4);
+    auto ks = random_values<X>(keys * d.HS, 2, d.spread), vs = random_values<X>(keys * d.HS, 3);
+    for (i64 i = 0; i < keys * d.HS; i++) {  // a cache holds anything after the last position
+        if (i / d.HS % S_kv >= d.pos0 + d.S) { ks[i] = vs[i] = X(NAN); }
+    }
+    const double sharp = d.spread * d.spread * std::sqrt((double)d.HS), half = dtype_of<X> == DType::BF16 ? 1.0 : 0.0;
+    const double att = 3e-6 * (1 + sharp) + 4e-3 * half, lse = 1e-6 * (1 + sharp), grad = 1e-5 * (1 + sharp) * (1 + d.spread) + 2e-2 * half;
+    compare(
+        [&](Side& side) {
+            Memory<X> q(qs, side, d.shift), k(ks, side, d.shift), v(vs, side, d.shift), att(queries * d.HS, side, d.shift);
+            Memory<X> datt(grads, side, d.shift), dq(queries * d.HS, side, d.shift), dk(keys * d.HS, side, d.shift),
+                dv(keys * d.HS, side, d.shift);
+            Memory<float> lse(queries, side);
+            OP(attention_forward, att.data, lse.data, q.data, k.data, v.data, d.pos0, S_kv, d.B, d.S, d.NH, d.KVH, d.HS);
+            if (d.pos0 > 0) { return std::tuple(att.values(), lse.values(), Vec<X>{}, Vec<X>{}, Vec<X>{}); }
+            OP(attention_backward, dq.data, dk.data, dv.data, datt.data, att.data, lse.data, q.data, k.data, v.data, d.B, d.S, d.NH, d.KVH,
+               d.HS);
+            return std::tuple(att.values(), lse.values(), dq.values(), dk.values(), dv.values());
+        },
+        {{"att", att}, {"lse", lse}, {"dq", grad}, {"dk", grad}, {"dv", grad}});
+}
+
+TYPED_TEST(Kernels, Attention) {
+    for (const Case& d : Vec<Case>{{1, 1, 1, 1, 1},
+                                   {2, 3, 4, 2, 5},
+                                   {1, 17, 2, 1, 20, 0, 4},  // 8 bytes of bf16 at a time
+                                   {1, 33, 2, 2, 48},
+                                   {1, 65, 3, 1, 64},
+                                   {2, 37, 1, 1, 80},
+                                   {1, 131, 4, 2, 48},  // past a block of rows
+                                   {1, 35, 2, 1, 100},
+                                   {1, 34, 1, 1, 128, 0, 1},
+                                   {1, 33, 1, 1, 129},
+                                   {1, 18, 2, 1, 256}}) {
+        test_attention<TypeParam>(d);
+    }
+    test_attention<TypeParam>({1, 66, 2, 1, 33, 0, 0, 4.0});  // scores up to 90: a softmax that is nearly one-hot
+}
+TYPED_TEST(Kernels, AttentionWithCache) {
+    for (const Case& d : Vec<Case>{{1, 1, 1, 1, 1, 1},
+                                   {2, 1, 4, 2, 48, 130},
+                                   {2, 1, 3, 1, 5, 6},
+                                   {1, 1, 2, 2, 100, 301},
+                                   {2, 5, 4, 2, 20, 63},
+                                   {1, 70, 2, 1, 33, 64}}) {
+        test_attention<TypeParam>(d);
+    }
+}
+
+}  // namespace
