@@ -49,13 +49,4 @@ INSTANTIATE_PAIR(float, float)
 INSTANTIATE_PAIR(bf16, bf16)
 INSTANTIATE_PAIR(bf16, float)
 
-#ifndef LLMC_KERNELS
-#define INSTANTIATE_MORE(X)                                                                                                               \
-    template void attention_forward(X*, float*, const X*, const X*, const X*, i64, i64, i64, i64, i64, i64, i64, Run&);                   \
-    template void attention_backward(X*, X*, X*, const X*, const X*, const float*, const X*, const X*, const X*, i64, i64, i64, i64, i64, \
-                                     Run&);
-INSTANTIATE_MORE(float)
-INSTANTIATE_MORE(bf16)
-#endif
-
 }  // namespace BACKEND

@@ -286,9 +286,9 @@ struct BackwardCut {
 // ---- forward --------------------------------------------------------------------------------------------------------
 // Of a lane's 2 M rows: the highest score so far, and this lane's part of the sum of exp(score - highest).
 template <int M>
-struct Softmax {
+struct RowSoftmax {
     float highest[2 * M], sum[2 * M];
-    __device__ __forceinline__ Softmax() {
+    __device__ __forceinline__ RowSoftmax() {
         UNROLL
         for (int r = 0; r < 2 * M; r++) { highest[r] = -INFINITY, sum[r] = 0.0f; }
     }
@@ -315,7 +315,8 @@ struct Softmax {
     }
 };
 
-// ROWS queries of one head a block, the last ones first: they see the most keys. While scores are computed the values come, then the next keys.
+// ROWS queries of one head a block, the last ones first: they see the most keys. While scores are computed the values come, then the next
+// keys.
 template <typename X, int WIDTH>
 __global__ void __launch_bounds__(ForwardCut<X, WIDTH>::THREADS)
     attention_forward_kernel(X* __restrict__ att, float* __restrict__ lse, const X* __restrict__ q, const X* __restrict__ k,
@@ -334,7 +335,7 @@ __global__ void __launch_bounds__(ForwardCut<X, WIDTH>::THREADS)
         copies_commit();
     };
     Sums<M, WIDTH / 8> o = {};
-    Softmax<M> softmax;
+    RowSoftmax<M> softmax;
     fetch_tile<Cut::THREADS, ROWS, WIDTH>(q_tile, q + row0 * d.HS, d.HS, rows, d.HS, d.copy_width);
     fetch_keys(k_tile, k, 0);
     for (int key0 = 0; key0 < keys; key0 += COLUMNS) {
@@ -374,8 +375,8 @@ __global__ void __launch_bounds__(ForwardCut<X, WIDTH>::THREADS)
 // ---- backward -------------------------------------------------------------------------------------------------------
 // D (B,NH,S) = sum over channels of datt * att, both (B,S,NH,HS). Threads (lanes of a row, rows); a row's lanes are in one warp.
 template <typename X>
-__global__ void __launch_bounds__(THREADS)
-    attention_row_products_kernel(float* __restrict__ D, const X* __restrict__ datt, const X* __restrict__ att, i64 rows, AttentionSizes d) {
+__global__ void __launch_bounds__(THREADS) attention_row_products_kernel(float* __restrict__ D, const X* __restrict__ datt,
+                                                                         const X* __restrict__ att, i64 rows, AttentionSizes d) {
     const i64 row = (i64)blockIdx.x * blockDim.y + threadIdx.y, n = row / d.NH;
     float sum = 0.0f;
     with_copy_width<X>(row < rows ? d.copy_width : 1, [&](auto W) {
@@ -522,8 +523,16 @@ void with_tile_width(i64 HS, const Body& body) {
 template <typename X, typename... Pointers>
 AttentionSizes attention_sizes(i64 S, i64 S_kv, i64 pos0, i64 NH, i64 KVH, i64 HS, Pointers... pointers) {
     const i64 group = div_exact(NH, KVH, "query heads over key-value heads");
-    check(pos0 + S <= S_kv && S_kv <= 1 << 30, "attention: %lld keys do not hold %lld queries from position %lld on", (long long)S_kv, (long long)S, (long long)pos0);
-    return {(int)S, (int)S_kv, (int)pos0, narrow<int>(NH), narrow<int>(group), narrow<int>(HS), 1.0f / sqrtf((float)HS), std::min({copy_width<X>(pointers, HS)...})};
+    check(pos0 + S <= S_kv && S_kv <= 1 << 30, "attention: %lld keys do not hold %lld queries from position %lld on", (long long)S_kv,
+          (long long)S, (long long)pos0);
+    return {(int)S,
+            (int)S_kv,
+            (int)pos0,
+            narrow<int>(NH),
+            narrow<int>(group),
+            narrow<int>(HS),
+            1.0f / sqrtf((float)HS),
+            std::min({copy_width<X>(pointers, HS)...})};
 }
 
 template <typename X>
@@ -547,8 +556,8 @@ void attention_backward(X* dq, X* dk, X* dv, const X* datt, const X* att, const 
     with_tile_width<X>(HS, [&](auto width) {
         using Cut = BackwardCut<X, width>;
         const i64 row_blocks = ceil_div(S, Cut::ROWS);
-        launch(attention_dkv_kernel<X, width>, {blocks(B * KVH * row_blocks * Cut::PARTS), Cut::THREADS, Cut::BYTES}, run, dk, dv, datt, lse,
-               D, q, k, v, d);
+        launch(attention_dkv_kernel<X, width>, {blocks(B * KVH * row_blocks * Cut::PARTS), Cut::THREADS, Cut::BYTES}, run, dk, dv, datt,
+               lse, D, q, k, v, d);
         launch(attention_dq_kernel<X, width>, {blocks(B * NH * row_blocks), Cut::THREADS, Cut::BYTES}, run, dq, datt, lse, D, q, k, v, d);
     });
 }

@@ -30,8 +30,8 @@ __device__ __forceinline__ void with_copy_width(int W, const Body& body) {
     }
 }
 
-// Begins to copy `rows` rows of HS elements (ld apart) to a tile of ROWS rows of WIDTH; the rest of it becomes zero. All threads; the tile is
-// there after copies_commit, copies_wait and a barrier. A thread has the same columns of every STEP-th row.
+// Begins to copy `rows` rows of HS elements (ld apart) to a tile of ROWS rows of WIDTH; the rest of it becomes zero. All threads; the tile
+// is there after copies_commit, copies_wait and a barrier. A thread has the same columns of every STEP-th row.
 template <int THREADS, int ROWS, int WIDTH, typename X>
 __device__ __forceinline__ void fetch_tile(X* tile, const X* from, i64 ld, int rows, int HS, int copy_width) {
     constexpr int W = widest<X>, PACKS = WIDTH / W, STEP = THREADS / PACKS;
@@ -161,7 +161,8 @@ __device__ __forceinline__ void multiply_transposed(Sums<M, N>& sums, const floa
     }
 }
 
-// sums (16 M, 8 N) += a b, a (16 M, 8 K) another product's sums, b (8 K, 8 N) from some column on in a tile of WIDTH. In bf16, a is rounded.
+// sums (16 M, 8 N) += a b, a (16 M, 8 K) another product's sums, b (8 K, 8 N) from some column on in a tile of WIDTH. In bf16, a is
+// rounded.
 template <int WIDTH, int M, int N, int K>
 __device__ __forceinline__ void multiply(Sums<M, N>& sums, const Sums<M, K>& a, const bf16* b) {
     static_assert(N % 2 == 0 && K % 2 == 0);
