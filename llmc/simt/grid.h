@@ -21,8 +21,12 @@ using Work = std::function<std::string()>;
 cudaError_t queue(cudaStream_t stream, Work work);
 // Empty where [p, p + bytes) lies in one allocation of the stream's device; else what is wrong with it.
 std::string wrong_memory(const void* p, size_t bytes, cudaStream_t stream);
+int stream_device(cudaStream_t stream);
 // Keeps an error's text for cudaGetErrorString, of this host thread.
 cudaError_t fail(cudaError_t code, const std::string& text);
+
+// SIMT_TIMEOUT: how long a host thread sleeps for others (default 120).
+double timeout_seconds();
 
 // A task that `members` ranks queue, each in a stream of its own: when all of these have come to it, `work` runs once, and all go on.
 class Meeting;

@@ -123,6 +123,11 @@ std::string wrong_memory(const void* p, size_t bytes, cudaStream_t stream) {
     Locked locked;
     return locked->wrong_memory(p, bytes, locked.stream(stream)->device);
 }
+int stream_device(cudaStream_t stream) { return Locked().stream(stream)->device; }
+double timeout_seconds() {
+    const char* text = getenv("SIMT_TIMEOUT");
+    return text ? atof(text) : 120;
+}
 std::shared_ptr<Meeting> new_meeting(const std::string& name, int members, Work work) {
     return std::make_shared<Meeting>(name, members, std::move(work));
 }

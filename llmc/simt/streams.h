@@ -220,11 +220,10 @@ private:
         changes_++;
         changed_.notify_all();
     }
-    // Until something changes. False: nothing has, for SIMT_TIMEOUT seconds.
+    // Until something changes. False: nothing has, for too long.
     bool sleep(Lock& lock) {
-        const char* text = getenv("SIMT_TIMEOUT");
-        const double seconds = text ? atof(text) : 120;
-        return changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this, before = changes_] { return changes_ != before; });
+        const std::chrono::duration<double> longest(timeout_seconds());
+        return changed_.wait_for(lock, longest, [this, before = changes_] { return changes_ != before; });
     }
 
     cudaStream_t default_stream(int device) {
