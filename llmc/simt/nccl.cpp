@@ -1,10 +1,11 @@
 // nccl.cpp: the calls of NCCL that the project uses, for the emulator. Ranks are threads of this process, each with a device of its own.
 //
-// A launch (one call, or all calls of a group) is a meeting of the ranks' streams: it runs when every rank's stream has come to it. What NCCL
-// leaves to the caller is checked: that all ranks make the same calls in the same order, with the same counts, types and roots; that
-// arrays lie in the rank's own device memory and overlap only as "in place" allows. A difference is an error which names both ranks, at
-// once for the rank that calls, and an asynchronous one for the others; their streams fail where NCCL's would hang for ever. So does a rank
-// that aborts, or whose thread ends before it has destroyed its communicator. A rank that never calls shows after SIMT_TIMEOUT seconds.
+// A launch (one call, or all calls of a group) is a meeting of the ranks' streams: it runs when every rank's stream has come to it.
+// What NCCL leaves to the caller is checked: that all ranks make the same calls in the same order, with the same counts, types and
+// roots; that arrays lie in the rank's own device memory and overlap only as "in place" allows. A difference is an error which names
+// both ranks, at once for the rank that calls, and an asynchronous one for the others; their streams fail where NCCL's would hang for
+// ever. The same where a rank aborts, or its thread ends before it has destroyed its communicator. A rank that never calls shows after
+// SIMT_TIMEOUT seconds.
 //
 // Not NCCL's: sums are in rank order, in fp32, rounded once. NCCL adds in the order of its ring or tree, and rounds to bf16 at every step.
 #include "checker.h"
@@ -39,10 +40,14 @@ constexpr const char ALL_REDUCE[] = "ncclAllReduce", REDUCE_SCATTER[] = "ncclRed
 
 size_t type_bytes(ncclDataType_t type) {
     switch (type) {
-        case ncclInt8: case ncclUint8: return 1;
-        case ncclBfloat16: return 2;
-        case ncclFloat32: return 4;
-        default: return 0;  // not used by the project
+        case ncclInt8:
+            return 1;
+        case ncclBfloat16:
+            return 2;
+        case ncclFloat32:
+            return 4;
+        default:
+            return 0;  // not used by the project
     }
 }
 std::string describe(const Call& call) {
@@ -111,7 +116,7 @@ struct Clique {
     const int size;
     std::mutex mutex;
     std::condition_variable joined;
-    std::vector<int> device;     // by rank; -1: has not joined
+    std::vector<int> device;      // by rank; -1: has not joined
     std::vector<i64> launched;    // by rank
     std::vector<bool> gone;       // by rank: has destroyed its handle
     std::map<i64, Round> rounds;  // by number: those that not all ranks have come to
@@ -134,7 +139,8 @@ struct Clique {
 
 private:
     std::string describe_gone(int rank) const {
-        return format("rank %d of a group of %d ranks has destroyed its communicator after %lld launches", rank, size, (long long)launched[rank]);
+        return format("rank %d of a group of %d ranks has destroyed its communicator after %lld launches", rank, size,
+                      (long long)launched[rank]);
     }
     std::string difference(int rank, const std::vector<Call>& calls, const Launches& launches) const;
 };
@@ -145,7 +151,9 @@ std::string Clique::difference(int rank, const std::vector<Call>& calls, const L
         const std::vector<Call>& theirs = launches[other];
         if (theirs.empty() || theirs == calls) { continue; }
         const size_t i = std::mismatch(calls.begin(), calls.end(), theirs.begin(), theirs.end()).first - calls.begin();
-        const auto name = [&](const std::vector<Call>& list) { return i < list.size() ? describe(list[i]) : "no further call in its group"; };
+        const auto name = [&](const std::vector<Call>& list) {
+            return i < list.size() ? describe(list[i]) : "no further call in its group";
+        };
         return format("launch %lld of a group of %d ranks: rank %d calls %s, rank %d %s", (long long)launched[rank], size, rank,
                       name(calls).c_str(), other, name(theirs).c_str());
     }
@@ -161,7 +169,8 @@ ncclResult_t Clique::launch(int rank, const std::vector<Call>& calls) {
     Round& round = rounds[launched[rank]];
     if (!round.meeting) {
         const auto launches = std::make_shared<Launches>(size);
-        const std::string name = format("%s, launch %lld of a group of %d ranks", describe(calls[0]).c_str(), (long long)launched[rank], size);
+        const std::string name =
+            format("%s, launch %lld of a group of %d ranks", describe(calls[0]).c_str(), (long long)launched[rank], size);
         round = {launches, new_meeting(name, size, [launches] { return run_launches(*launches); })};
     }
     if (const std::string wrong = difference(rank, calls, *round.launches); !wrong.empty()) { return break_down(ncclInvalidUsage, wrong); }
@@ -270,7 +279,8 @@ struct Group {
         if (mine == launches.end()) {
             launches.push_back({comm, {call}});
         } else if (mine->second[0].stream != call.stream) {
-            return error = fail(ncclInvalidUsage, "the calls of a group are on several streams: the emulator has groups on one stream only");
+            return error =
+                       fail(ncclInvalidUsage, "the calls of a group are on several streams: the emulator has groups on one stream only");
         } else {
             mine->second.push_back(call);
         }
@@ -289,8 +299,9 @@ thread_local Group group;
 ncclResult_t call(ncclComm_t handle, const Call& call, ncclRedOp_t op) {
     const auto comm = find(handle);
     if (const std::string wrong = what_is_wrong(*comm, call, op); !wrong.empty()) {
-        group.error = ncclInvalidArgument;
-        return fail(ncclInvalidArgument, format("rank %d of a group of %d ranks: %s: ", comm->rank, comm->clique->size, describe(call).c_str()) + wrong);
+        if (group.depth > 0) { group.error = ncclInvalidArgument; }
+        return fail(ncclInvalidArgument,
+                    format("rank %d of a group of %d ranks: %s: ", comm->rank, comm->clique->size, describe(call).c_str()) + wrong);
     }
     if (call.count == 0) { return ncclSuccess; }  // as NCCL does: no launch
     group.depth++;
@@ -311,8 +322,9 @@ ncclResult_t join(Clique& clique, int rank, int device) {
     if (clique.device[rank] != -1) { return clique.break_down(ncclInvalidUsage, format("two ranks %d of %d join", rank, clique.size)); }
     const auto twin = std::find(clique.device.begin(), clique.device.end(), device);
     if (twin != clique.device.end()) {
-        return clique.break_down(ncclInvalidUsage, format("ranks %d and %d of a group of %d ranks are both on device %d: NCCL wants one each", rank,
-                                                          (int)(twin - clique.device.begin()), clique.size, device));
+        return clique.break_down(ncclInvalidUsage,
+                                 format("ranks %d and %d of a group of %d ranks are both on device %d: NCCL wants one each", rank,
+                                        (int)(twin - clique.device.begin()), clique.size, device));
     }
     clique.device[rank] = device;
     clique.joined.notify_all();
@@ -336,8 +348,14 @@ ncclResult_t ncclGetVersion(int* version) {
     return ncclSuccess;
 }
 const char* ncclGetErrorString(ncclResult_t code) {
-    static const char* const names[] = {"no error",         "unhandled cuda error", "unhandled system error", "internal error", "invalid argument",
-                                        "invalid usage",    "remote process exited or there was a network error", "NCCL operation in progress"};
+    static const char* const names[] = {"no error",
+                                        "unhandled cuda error",
+                                        "unhandled system error",
+                                        "internal error",
+                                        "invalid argument",
+                                        "invalid usage",
+                                        "remote process exited or there was a network error",
+                                        "NCCL operation in progress"};
     return code < std::size(names) ? names[code] : "unknown result code";
 }
 const char* ncclGetLastError(ncclComm_t handle) {
@@ -410,7 +428,8 @@ ncclResult_t ncclGroupEnd() {
     return --group.depth == 0 ? group.end() : ncclSuccess;
 }
 
-ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                           cudaStream_t stream) {
     return call(comm, {ALL_REDUCE, send, receive, count, type, 0, stream}, op);
 }
 ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
@@ -420,7 +439,8 @@ ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, nc
 ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
     return call(comm, {ALL_GATHER, send, receive, count, type, 0, stream}, ncclSum);
 }
-ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                           cudaStream_t stream) {
     return call(comm, {BROADCAST, send, receive, count, type, root, stream}, ncclSum);
 }
 ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm,

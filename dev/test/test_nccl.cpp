@@ -1,0 +1,478 @@
+// Ranks with a device each, in the emulator: its devices and meetings, its NCCL, and NcclComm on top of that. Host code, no kernels.
+// Oracle of the collectives: the host's communicator (comm_local.h, itself held against sums written out in test_comm.cpp), to the bit,
+// because the emulator's NCCL adds in rank order too.
+#include <gtest/gtest.h>
+#include <nccl.h>
+
+#include <thread>
+
+#include "llmc/comm_local.h"
+#include "llmc/comm_nccl.h"
+#include "values.h"
+
+namespace nccl_test {
+
+class ManyRanks : public testing::Test {
+protected:
+    void SetUp() override {
+        setenv("SIMT_DEVICES", "4", 1);
+        setenv("SIMT_TIMEOUT", "20", 1);
+        unsetenv("SIMT_STREAMS");
+    }
+    void TearDown() override {
+        for (const char* name : {"SIMT_DEVICES", "SIMT_TIMEOUT", "SIMT_STREAMS"}) { unsetenv(name); }
+    }
+};
+
+// One rank: a thread with a device.
+struct Rank {
+    LocalComm host;
+    ::Run run;
+    Rank(LocalGroup& group, int rank) : host(group, rank) {}
+};
+// Runs body(rank) as `size` threads with a device each. What each of them threw, or "".
+template <typename Body>
+Vec<std::string> run_ranks(int size, const Body& body) {
+    LocalGroup group(size);
+    Vec<std::string> errors(size);
+    Vec<std::thread> threads;
+    for (int r = 0; r < size; r++) {
+        threads.emplace_back([&, r] {
+            try {
+                cuda_check(cudaSetDevice(r));
+                Rank rank(group, r);
+                body(rank);
+            } catch (const std::exception& error) { errors[r] = error.what(); }
+        });
+    }
+    for (std::thread& thread : threads) { thread.join(); }
+    return errors;
+}
+void expect_parts(const std::string& found, const Vec<std::string>& parts) {
+    for (const std::string& part : parts) { EXPECT_NE(found.find(part), std::string::npos) << "no '" << part << "' in: " << found; }
+}
+template <typename Body>
+std::string error_of(const Body& body) {
+    try {
+        body();
+    } catch (const Error& error) { return error.what(); }
+    return "no error";
+}
+
+// Device memory, all bits set, and its way there and back without a wait of the host's.
+template <typename X>
+struct Array {
+    X* data = nullptr;
+    Vec<X> host;
+    Run& run;
+    Array(Vec<X> values, Run& r) : host(std::move(values)), run(r) {
+        cuda_check(cudaMalloc((void**)&data, host.size() * sizeof(X)));
+        cuda_check(cudaMemcpyAsync(data, host.data(), host.size() * sizeof(X), cudaMemcpyHostToDevice, run.stream));
+    }
+    Array(const Array&) = delete;
+    ~Array() { cudaFree(data); }
+    Vec<X> values() {
+        cuda_check(cudaMemcpyAsync(host.data(), data, host.size() * sizeof(X), cudaMemcpyDeviceToHost, run.stream));
+        cuda_check(cudaStreamSynchronize(run.stream));
+        return host;
+    }
+};
+template <typename X>
+Vec<X> start_values(i64 count, int rank, int seed) {
+    return random_values<X>(count, 100 * seed + rank, rank % 2 ? 100.0 : 0.01);  // another order of the sum has other bits
+}
+
+// ---- devices ----------------------------------------------------------------------------------------------------------
+TEST_F(ManyRanks, DevicesAreCountedAndChosenByEachThread) {
+    int count = 0, device = -1;
+    cuda_check(cudaGetDeviceCount(&count));
+    EXPECT_EQ(count, 4);
+    cuda_check(cudaSetDevice(3));
+    std::thread([&] { cuda_check(cudaGetDevice(&device)); }).join();
+    EXPECT_EQ(device, 0);
+    expect_parts(error_of([] { cuda_check(cudaSetDevice(4)); }), {"cudaSetDevice(4), of 4 devices"});
+    cuda_check(cudaGetDevice(&device));
+    EXPECT_EQ(device, 3);
+    cuda_check(cudaSetDevice(0));
+}
+
+TEST_F(ManyRanks, WhatBelongsToAnotherDeviceIsRefused) {
+    ::Run zero;
+    Array<float> a(Vec<float>(4), zero);
+    cuda_check(cudaSetDevice(1));
+    ::Run one;
+    Array<float> b(Vec<float>(4), one);
+    expect_parts(error_of([&] { cuda_check(cudaMemsetAsync(a.data, 0, 16, one.stream)); }), {"memory of device 0, not of device 1"});
+    expect_parts(error_of([&] { cuda_check(cudaMemcpyAsync(b.data, a.data, 16, cudaMemcpyDeviceToDevice, one.stream)); }),
+                 {"memory of device 0, not of device 1"});
+    DeviceEvent event;
+    expect_parts(error_of([&] { event.record(zero.stream); }), {"an event of device 1 is recorded on device 0"});
+    event.record(one.stream);
+    event.hold_back(zero.stream);  // waits may cross
+    cuda_check(cudaSetDevice(0));
+    cuda_check(cudaStreamSynchronize(zero.stream));
+}
+
+TEST_F(ManyRanks, AQueryIsFirstNotReadyAndGetsThere) {
+    ::Run run;
+    Array<float> a(Vec<float>(4, 1.0f), run);
+    EXPECT_EQ(cudaStreamQuery(run.stream), cudaErrorNotReady);
+    while (cudaStreamQuery(run.stream) == cudaErrorNotReady) {}
+    EXPECT_EQ(cudaStreamQuery(run.stream), cudaSuccess);
+    DeviceEvent done;
+    EXPECT_EQ(cudaEventQuery(done), cudaSuccess);  // never recorded
+    int called = 0;
+    cuda_check(cudaLaunchHostFunc(
+        run.stream, [](void* p) { ++*(int*)p; }, &called));
+    done.record(run.stream);
+    EXPECT_EQ(called, 0);
+    EXPECT_EQ(cudaEventQuery(done), cudaErrorNotReady);
+    while (cudaEventQuery(done) == cudaErrorNotReady) {}
+    EXPECT_EQ(called, 1);
+}
+
+TEST_F(ManyRanks, TimesOfEvents) {
+    ::Run run;
+    DeviceEvent begin(cudaEventDefault), end(cudaEventDefault), untimed;
+    float ms = -1;
+    begin.record(run.stream);
+    cuda_check(cudaLaunchHostFunc(
+        run.stream, [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }, nullptr));
+    end.record(run.stream);
+    EXPECT_EQ(cudaEventElapsedTime(&ms, begin, end), cudaErrorNotReady);
+    cuda_check(cudaEventSynchronize(end));
+    cuda_check(cudaEventElapsedTime(&ms, begin, end));
+    EXPECT_GE(ms, 5);
+    EXPECT_EQ(cudaEventElapsedTime(&ms, begin, untimed), cudaErrorInvalidResourceHandle);
+}
+
+// ---- NcclComm against the host's communicator ---------------------------------------------------------------------------
+// The same exchange on the device and on the host. Bits and bytes sent must agree.
+template <typename X>
+void expect_same(Rank& rank, Comm& comm, i64 count, int seed, const std::function<void(Comm&, X*)>& exchange, const std::string& what) {
+    Vec<X> wanted = start_values<X>(count, rank.host.rank, seed);
+    Array<X> found(wanted, rank.run);
+    const CommStats before = rank.host.stats, before_device = comm.stats;
+    exchange(comm, found.data);
+    exchange(rank.host, wanted.data());
+    EXPECT_TRUE(same_bits(found.values(), wanted)) << what << ", rank " << rank.host.rank;
+    for (int t = 0; t < (int)Traffic::COUNT; t++) {
+        EXPECT_EQ(comm.stats.bytes[t] - before_device.bytes[t], rank.host.stats.bytes[t] - before.bytes[t]) << what;
+    }
+}
+// Parts in rank order: of equal size, or with gaps, empty ones and odd sizes.
+Vec<Range> ranges(int ranks, i64 unit, bool equal) {
+    Vec<Range> parts;
+    i64 begin = 3;
+    for (int r = 0; r < ranks; r++) {
+        const i64 size = equal ? unit : r % 3 == 1 ? 0 : unit * (r + 1) + r;
+        parts.push_back({begin, begin + size});
+        begin += size + (equal ? 0 : r % 2);
+    }
+    return parts;
+}
+template <typename X>
+void try_all_reduce(Rank& rank, Comm& comm) {
+    const i64 T = comm.size;
+    int seed = 0;
+    for (i64 count : {(i64)1, (i64)2, T - 1, T, T + 1, (i64)1023, (i64)1025, (i64)4097 * T}) {
+        expect_same<X>(
+            rank, comm, count, ++seed, [&](Comm& c, X* data) { c.all_reduce(data, count, dtype_of<X>, Traffic::TP_LAYERS); },
+            format("all-reduce of %lld %s", (long long)count, dtype_name(dtype_of<X>)));
+    }
+}
+void try_parts(Rank& rank, Comm& comm) {
+    for (i64 unit : {1, 17, 1000}) {
+        for (bool equal : {false, true}) {
+            for (bool backwards : {false, true}) {
+                Vec<Range> parts = ranges(comm.size, unit, equal);
+                if (backwards) { std::reverse(parts.begin(), parts.end()); }
+                const i64 count = (unit + 2) * comm.size * comm.size + 5;
+                const std::string what =
+                    format("parts of %lld%s%s", (long long)unit, equal ? ", equal" : "", backwards ? ", backwards" : "");
+                expect_same<float>(
+                    rank, comm, count, 50, [&](Comm& c, float* data) { c.reduce_scatter(data, parts, Traffic::DP); },
+                    "reduce-scatter, " + what);
+                expect_same<bf16>(
+                    rank, comm, count, 51, [&](Comm& c, bf16* data) { c.all_gather_ranges(data, 2, parts, Traffic::DP); },
+                    "all-gather, " + what);
+                expect_same<bf16>(
+                    rank, comm, count, 52,
+                    [&](Comm& c, bf16* data) {
+                        c.exchange({data, 2, DType::BF16, parts, true, true, Traffic::OTHER});
+                    },
+                    "all-reduce of " + what);
+            }
+        }
+    }
+}
+// Four at a time, a blocking one in their midst, waited for in another order.
+void try_in_flight(Rank& rank, Comm& comm) {
+    Vec<Vec<float>> wanted;
+    std::deque<Array<float>> found;
+    Comm::Ticket tickets[4];
+    for (int i = 0; i < 4; i++) {
+        const i64 count = i == 2 ? 5 : 3001 + i;
+        wanted.push_back(start_values<float>(count, comm.rank, 70 + i));
+        found.emplace_back(wanted[i], rank.run);
+        tickets[i] = comm.start_all_reduce(found[i].data, count, DType::FP32, Traffic::TP_LAYERS);
+        rank.host.all_reduce(wanted[i].data(), count, DType::FP32, Traffic::TP_LAYERS);
+        if (i == 1) { comm.barrier(); }
+    }
+    for (int i : {2, 0, 3, 1}) {
+        comm.wait(tickets[i]);
+        comm.wait(tickets[i]);  // harmless
+        EXPECT_TRUE(same_bits(found[i].values(), wanted[i])) << i;
+    }
+}
+TEST_F(ManyRanks, NcclCommGivesTheSumsOfTheHosts) {
+    for (const char* when : {"late", "eager"}) {
+        setenv("SIMT_STREAMS", when, 1);
+        for (int size : {1, 2, 3, 4}) {
+            EXPECT_EQ(run_ranks(size,
+                                [](Rank& rank) {
+                                    const auto comm = nccl::group(rank.host, rank.run);
+                                    try_all_reduce<float>(rank, *comm);
+                                    try_all_reduce<bf16>(rank, *comm);
+                                    try_parts(rank, *comm);
+                                    try_in_flight(rank, *comm);
+                                    comm->poll();
+                                }),
+                      Vec<std::string>(size));
+        }
+    }
+}
+
+// Rows and columns of a grid of ranks: two groups for each rank, on streams of their own, in flight together.
+TEST_F(ManyRanks, TwoGroupsOfEachRank) {
+    std::deque<LocalGroup> rows, columns;
+    for (int i = 0; i < 2; i++) { rows.emplace_back(2), columns.emplace_back(2); }
+    EXPECT_EQ(run_ranks(4,
+                        [&](Rank& rank) {
+                            const int r = rank.host.rank;
+                            LocalComm row(rows[r / 2], r % 2), column(columns[r % 2], r / 2);
+                            const auto tp = nccl::group(row, rank.run), dp = nccl::group(column, rank.run);
+                            Array<float> a(Vec<float>(100, 1.0f + (float)r), rank.run), b(Vec<float>(100, 10.0f * (float)r), rank.run);
+                            const Comm::Ticket first = tp->start_all_reduce(a.data, 100, DType::FP32, Traffic::TP_LAYERS);
+                            dp->wait(dp->start_all_reduce(b.data, 100, DType::FP32, Traffic::DP));
+                            tp->wait(first);
+                            EXPECT_EQ(a.values(), Vec<float>(100, r < 2 ? 3.0f : 7.0f));
+                            EXPECT_EQ(b.values(), Vec<float>(100, r % 2 ? 40.0f : 20.0f));
+                            tp->all_reduce(b.data, 100, DType::FP32, Traffic::TP_LAYERS);
+                            EXPECT_EQ(b.values(), Vec<float>(100, 60.0f));
+                        }),
+              Vec<std::string>(4));
+}
+
+// ---- planted faults -----------------------------------------------------------------------------------------------------
+void ok(ncclResult_t result) { check(result == ncclSuccess, "%s: %s", ncclGetErrorString(result), ncclGetLastError(nullptr)); }
+
+// A rank with NCCL itself, without NcclComm's events.
+struct Bare {
+    Rank& rank;
+    Run other;  // the stream of the collectives
+    ncclComm_t comm;
+    Array<float> a;
+
+    explicit Bare(Rank& r) : rank(r), a(Vec<float>(64, 1.0f), other) {
+        Vec<ncclUniqueId> ids(rank.host.size);
+        ncclUniqueId mine;
+        ok(ncclGetUniqueId(&mine));
+        rank.host.share(&mine, ids.data(), sizeof(mine));
+        ok(ncclCommInitRank(&comm, rank.host.size, ids[0], rank.host.rank));
+    }
+    void all_reduce(size_t count) { ok(ncclAllReduce(a.data, a.data, count, ncclFloat32, ncclSum, comm, other.stream)); }
+    void broadcast(size_t count, int root) { ok(ncclBroadcast(a.data, a.data, count, ncclFloat32, root, comm, other.stream)); }
+    void synchronize() { cuda_check(cudaStreamSynchronize(other.stream)); }
+    ncclResult_t async_error() {
+        ncclResult_t state;
+        ok(ncclCommGetAsyncError(comm, &state));
+        return state;
+    }
+};
+
+TEST_F(ManyRanks, AMissingWaitShows) {
+    const auto sum = [](bool ready, bool end) {
+        Vec<float> found(2);
+        EXPECT_EQ(run_ranks(2,
+                            [&](Rank& rank) {
+                                Bare bare(rank);
+                                Array<float> a(Vec<float>(4, 1.0f), rank.run);
+                                DeviceEvent uploaded, summed;
+                                uploaded.record(rank.run.stream);
+                                if (ready) { uploaded.hold_back(bare.other.stream); }
+                                ok(ncclAllReduce(a.data, a.data, 4, ncclFloat32, ncclSum, bare.comm, bare.other.stream));
+                                summed.record(bare.other.stream);
+                                if (!ready) { bare.synchronize(); }
+                                if (end) { summed.hold_back(rank.run.stream); }
+                                if (ready) { found[rank.host.rank] = a.values()[0]; }
+                                rank.host.barrier();  // or the other rank's wait runs the sum
+                                bare.synchronize();
+                                if (!ready) { found[rank.host.rank] = a.values()[0]; }
+                                ok(ncclCommDestroy(bare.comm));
+                            }),
+                  Vec<std::string>(2));
+        return found;
+    };
+    EXPECT_EQ(sum(true, true), Vec<float>(2, 2.0f));
+    EXPECT_EQ(sum(true, false), Vec<float>(2, 1.0f));  // reads before the sum is there
+    EXPECT_EQ(sum(false, true), Vec<float>(2, 1.0f));  // the upload comes after the sum, and over it
+}
+
+// Runs two ranks that make different calls. Both must hear of it, in words.
+void expect_mismatch(const std::function<void(Bare&)>& zero, const std::function<void(Bare&)>& one, const Vec<std::string>& parts) {
+    const Vec<std::string> errors = run_ranks(2, [&](Rank& rank) {
+        Bare bare(rank);
+        (rank.host.rank == 0 ? zero : one)(bare);
+        bare.synchronize();
+    });
+    for (const std::string& error : errors) { expect_parts(error, parts); }
+}
+TEST_F(ManyRanks, DifferentCallsAreNamed) {
+    expect_mismatch([](Bare& r) { r.all_reduce(4); }, [](Bare& r) { r.all_reduce(5); },
+                    {"launch 0", "ncclAllReduce of 4 fp32", "ncclAllReduce of 5 fp32"});
+    expect_mismatch([](Bare& r) { r.all_reduce(4); },
+                    [](Bare& r) { ok(ncclAllReduce(r.a.data, r.a.data, 4, ncclBfloat16, ncclSum, r.comm, r.other.stream)); },
+                    {"ncclAllReduce of 4 fp32", "ncclAllReduce of 4 bf16"});
+    expect_mismatch([](Bare& r) { r.broadcast(4, 0); }, [](Bare& r) { r.broadcast(4, 1); }, {"with root 0", "with root 1"});
+    const auto in_order = [](Bare& r) { r.all_reduce(8), r.all_reduce(4), r.broadcast(4, 0); };
+    const auto swapped = [](Bare& r) { r.all_reduce(8), r.broadcast(4, 0), r.all_reduce(4); };
+    expect_mismatch(in_order, swapped, {"launch 1", "ncclAllReduce of 4 fp32", "ncclBroadcast of 4 fp32 with root 0"});
+    const auto group_of = [](int calls) {
+        return [calls](Bare& r) {
+            ok(ncclGroupStart());
+            for (int i = 0; i < calls; i++) { r.broadcast(4, 0); }
+            ok(ncclGroupEnd());
+        };
+    };
+    expect_mismatch(group_of(1), group_of(2), {"no further call in its group"});
+}
+
+TEST_F(ManyRanks, WrongArraysAreRefused) {
+    EXPECT_EQ(
+        run_ranks(
+            2,
+            [](Rank& rank) {
+                Bare bare(rank);
+                const auto wrong = [&](auto* send, auto* receive, size_t count, const char* words) {
+                    expect_parts(
+                        error_of([&] { ok(ncclAllReduce(send, receive, count, ncclFloat32, ncclSum, bare.comm, bare.other.stream)); }),
+                        {format("rank %d of a group of 2 ranks: ncclAllReduce", rank.host.rank), words});
+                };
+                float host[4];
+                float* data = bare.a.data;
+                wrong(host, data, 4, "sends from");
+                wrong(data, host, 4, "is not in device memory");
+                wrong(data, data, 65, "260 bytes at byte 0 of an allocation of 256");
+                wrong(data, data + 3, 4, "overlap");
+                const auto words = [&](ncclResult_t result) { return error_of([&] { ok(result); }); };
+                expect_parts(words(ncclReduceScatter(data, data, 33, ncclFloat32, ncclSum, bare.comm, bare.other.stream)), {"264 bytes"});
+                expect_parts(words(ncclAllGather(data + (1 - rank.host.rank) * 4, data, 4, ncclFloat32, bare.comm, bare.other.stream)),
+                             {"overlap"});
+                expect_parts(words(ncclAllReduce(data, data, 4, ncclFloat32, ncclMax, bare.comm, bare.other.stream)),
+                             {"sums of fp32 and bf16"});
+                expect_parts(words(ncclBroadcast(data, data, 4, ncclFloat32, 2, bare.comm, bare.other.stream)), {"root 2 of 2 ranks"});
+                std::vector<float*> arrays(2);
+                rank.host.share(&data, arrays.data(), sizeof(data));
+                wrong(data, arrays[1 - rank.host.rank], 4, "is in the memory of device");
+                EXPECT_EQ(bare.async_error(), ncclSuccess);
+                bare.all_reduce(4);  // and the communicator is well
+                bare.synchronize();
+                rank.host.barrier();
+                ok(ncclCommDestroy(bare.comm));
+            }),
+        Vec<std::string>(2));
+}
+
+TEST_F(ManyRanks, ARankThatNeverComes) {
+    setenv("SIMT_TIMEOUT", "0.3", 1);
+    const auto errors = run_ranks(3, [](Rank& rank) {
+        Bare bare(rank);
+        if (rank.host.rank != 1) { bare.all_reduce(4); }
+        const std::string error = rank.host.rank != 1 ? error_of([&] { bare.synchronize(); }) : "";
+        rank.host.barrier();
+        check(error.empty(), "%s", error.c_str());
+    });
+    for (int r : {0, 2}) { expect_parts(errors[r], {"ncclAllReduce of 4 fp32, launch 0 of a group of 3 ranks: rank 1 has not called it"}); }
+    const auto never_joins = run_ranks(2, [](Rank& rank) {
+        if (rank.host.rank == 0) { nccl::group(rank.host, rank.run); }
+        Vec<ncclUniqueId> ids(2);
+        if (rank.host.rank == 1) { rank.host.share(&ids[1], ids.data(), sizeof(ids[0])); }
+    });
+    expect_parts(never_joins[0], {"rank 1 of a group of 2 ranks has not joined"});
+}
+
+// The others' wait for the GPU as the trainer does it: look, poll, look again.
+void wait_and_poll(Run& run, Comm& comm) {
+    while (cudaStreamQuery(run.stream) == cudaErrorNotReady) { comm.poll(); }
+    cuda_check(cudaStreamSynchronize(run.stream));
+}
+TEST_F(ManyRanks, ALostRankEndsTheOthersWait) {
+    for (const bool dies : {false, true}) {
+        const auto begin = std::chrono::steady_clock::now();
+        const auto errors = run_ranks(3, [&](Rank& rank) {
+            if (dies && rank.host.rank == 1) {
+                Bare(rank).all_reduce(64);  // its thread ends
+                return;
+            }
+            const auto comm = nccl::group(rank.host, rank.run);
+            Array<float> a(Vec<float>(64, 1.0f), rank.run);
+            comm->all_reduce(a.data, 64, DType::FP32, Traffic::OTHER);
+            if (!dies && rank.host.rank == 1) { die("out of luck"); }
+            comm->all_reduce(a.data, 64, DType::FP32, Traffic::OTHER);
+            wait_and_poll(rank.run, *comm);
+        });
+        EXPECT_EQ(errors[1], dies ? "" : "out of luck");
+        for (int r : {0, 2}) { expect_parts(errors[r], {"NCCL: ", "of a group of 3 ranks has ", dies ? "died" : "aborted"}); }
+        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+    }
+}
+
+TEST_F(ManyRanks, ARankMayLeaveWhenItsPartIsDone) {
+    EXPECT_EQ(run_ranks(2,
+                        [](Rank& rank) {
+                            Bare bare(rank);
+                            bare.all_reduce(64);
+                            if (rank.host.rank == 0) {
+                                bare.synchronize();
+                                ok(ncclCommDestroy(bare.comm));
+                            }
+                            rank.host.barrier();
+                            if (rank.host.rank == 1) {
+                                EXPECT_EQ(bare.async_error(), ncclSuccess);
+                                bare.synchronize();
+                                EXPECT_EQ(bare.a.values(), Vec<float>(64, 2.0f));
+                                expect_parts(error_of([&] { bare.all_reduce(4); }),
+                                             {"rank 0 of a group of 2 ranks has destroyed its communicator after 1 launches"});
+                                EXPECT_EQ(bare.async_error(), ncclRemoteError);
+                            }
+                        }),
+              Vec<std::string>(2));
+}
+
+TEST_F(ManyRanks, TwoGroupsInOppositeOrderStandStill) {
+    const auto errors = run_ranks(2, [](Rank& rank) {
+        Bare first(rank), second(rank);
+        const auto in = [&](Bare& group) {
+            ok(ncclAllReduce(group.a.data, group.a.data, 4, ncclFloat32, ncclSum, group.comm, first.other.stream));
+        };
+        rank.host.rank == 0 ? (in(first), in(second)) : (in(second), in(first));
+        rank.host.barrier();
+        const std::string error = error_of([&] { first.synchronize(); });
+        rank.host.barrier();
+        check(false, "%s", error.c_str());
+    });
+    EXPECT_NE((errors[0] + errors[1]).find("streams wait for each other for ever: ncclAllReduce of 4 fp32"), std::string::npos)
+        << errors[0] << errors[1];
+    for (const std::string& error : errors) { EXPECT_NE(error, "no error"); }
+}
+
+TEST_F(ManyRanks, TwoRanksOnOneDevice) {
+    const auto errors = run_ranks(2, [](Rank& rank) {
+        cuda_check(cudaSetDevice(2));
+        nccl::group(rank.host, rank.run);
+    });
+    for (const std::string& error : errors) { expect_parts(error, {"are both on device 2: NCCL wants one each"}); }
+}
+
+}  // namespace nccl_test

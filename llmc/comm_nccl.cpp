@@ -1,0 +1,122 @@
+// comm_nccl.cpp: the exchange of comm.h as calls of NCCL's.
+//
+//   all-reduce                    ncclAllReduce in the wire's type
+//   reduce-scatter, all-gather    the collective of that name where the parts are equal and lie in rank order; else a reduce to, or a
+//                                 broadcast from, each part's owner, in one group, so that NCCL runs them together
+//
+// All exchanges of a rank go through one stream, in the order of their starts, as NCCL demands. NCCL adds in an order of its own, and
+// rounds bf16 at every step of it: bits are not those of threads or MPI, which add in fp32 in rank order and round once.
+#include "comm_nccl.h"
+
+#ifndef LLMC_NCCL
+#define LLMC_NCCL 1
+#endif
+
+#if LLMC_NCCL
+
+#include <nccl.h>
+
+namespace {
+
+void nccl_check(ncclResult_t result, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    if (result == ncclSuccess) [[likely]] { return; }
+    die("%s:%d: NCCL: %s: %s", file, line, ncclGetErrorString(result), ncclGetLastError(nullptr));
+}
+
+class NcclComm final : public DeviceComm {
+public:
+    NcclComm(Comm& host, Run& run) : DeviceComm(host, run) {
+        if (size == 1) { return; }
+        ncclUniqueId mine = {};
+        std::vector<ncclUniqueId> all(size);
+        if (rank == 0) { nccl_check(ncclGetUniqueId(&mine)); }
+        host.share(&mine, all.data(), sizeof(mine));
+        nccl_check(ncclCommInitRank(&comm_, size, all[0], rank));
+    }
+    // What is under way when a rank fails may never end, and everything else on this device would wait for it.
+    ~NcclComm() override {
+        if (comm_) { std::uncaught_exceptions() > 0 ? ncclCommAbort(comm_) : ncclCommDestroy(comm_); }
+    }
+
+    void poll() override {
+        if (!comm_) { return; }
+        ncclResult_t state = ncclSuccess;
+        nccl_check(ncclCommGetAsyncError(comm_, &state));
+        if (state == ncclSuccess || state == ncclInProgress) { return; }
+        const std::string reason = format("%s: %s", ncclGetErrorString(state), ncclGetLastError(comm_));
+        ncclCommAbort(std::exchange(comm_, nullptr));
+        die("NCCL: %s\nHINT: did another rank fail? NCCL_DEBUG=INFO tells more", reason.c_str());
+    }
+
+private:
+    void enqueue(int slot, const Exchange& exchange) override {
+        nccl_check(ncclGroupStart());
+        const bool in_order = lie_in_order(exchange.parts), equal = in_order && all_equal(exchange.parts);
+        if (exchange.reduce && exchange.gather && in_order) {
+            all_reduce(exchange, {exchange.parts.front().begin, exchange.parts.back().end});
+        } else if (equal && exchange.reduce != exchange.gather) {
+            exchange.reduce ? reduce_scatter(exchange) : all_gather(exchange);
+        } else {
+            for (int owner = 0; owner < size; owner++) { part(exchange, owner); }
+        }
+        nccl_check(ncclGroupEnd());
+        end_[slot].record(stream_);
+    }
+    cudaEvent_t complete(int slot) override { return end_[slot]; }
+
+    static bool lie_in_order(const std::vector<Range>& parts) {
+        return std::adjacent_find(parts.begin(), parts.end(), [](Range a, Range b) { return a.end != b.begin; }) == parts.end();
+    }
+    static bool all_equal(const std::vector<Range>& parts) {
+        return std::adjacent_find(parts.begin(), parts.end(), [](Range a, Range b) { return a.size() != b.size(); }) == parts.end();
+    }
+    static ncclDataType_t type(const Exchange& exchange) { return exchange.dtype == DType::BF16 ? ncclBfloat16 : ncclFloat32; }
+
+    void all_reduce(const Exchange& exchange, Range range) {
+        char* data = exchange.at(range.begin);
+        nccl_check(ncclAllReduce(data, data, range.size(), type(exchange), ncclSum, comm_, stream_));
+    }
+    void reduce_scatter(const Exchange& exchange) {
+        const Range mine = exchange.parts[rank];
+        nccl_check(ncclReduceScatter(exchange.at(exchange.parts[0].begin), exchange.at(mine.begin), mine.size(), type(exchange), ncclSum,
+                                     comm_, stream_));
+    }
+    void all_gather(const Exchange& exchange) {
+        const Range mine = exchange.parts[rank];
+        nccl_check(ncclAllGather(exchange.at(mine.begin), exchange.at(exchange.parts[0].begin), mine.size() * exchange.element_bytes,
+                                 ncclInt8, comm_, stream_));
+    }
+    void part(const Exchange& exchange, int owner) {
+        const Range range = exchange.parts[owner];
+        char* data = exchange.at(range.begin);
+        if (exchange.reduce && exchange.gather) {
+            all_reduce(exchange, range);
+        } else if (exchange.reduce) {
+            nccl_check(ncclReduce(data, data, range.size(), type(exchange), ncclSum, owner, comm_, stream_));
+        } else {
+            nccl_check(ncclBroadcast(data, data, range.size() * exchange.element_bytes, ncclInt8, owner, comm_, stream_));
+        }
+    }
+
+    ncclComm_t comm_ = nullptr;
+};
+
+}  // namespace
+
+namespace nccl {
+
+const bool BUILT = true;
+std::unique_ptr<DeviceComm> group(Comm& host, Run& run) { return std::make_unique<NcclComm>(host, run); }
+
+}  // namespace nccl
+
+#else
+
+namespace nccl {
+
+const bool BUILT = false;
+std::unique_ptr<DeviceComm> group(Comm&, Run&) { die("this build has no NCCL\nHINT: build with NCCL=1"); }
+
+}  // namespace nccl
+
+#endif
