@@ -96,8 +96,8 @@ CUDA ?= /usr/local/cuda
 SIMT := $(BUILD)/simt
 SIMT_FLAGS = $(filter-out -fopenmp,$(CXXFLAGS)) -DLLMC_CUDA -isystem $(CUDA)/include
 SIMT_KERNELS := -include llmc/simt/simt.h -x c++
-$(SIMT)/tests: $(addprefix $(SIMT)/,simt.o runtime.o cublaslt.o nccl.o comm_nccl.o ops.o product.o test_simt.o test_kernels.o test_attention_kernels.o test_gemm_cuda.o \
-                           test_nccl.o)
+$(SIMT)/tests: $(addprefix $(SIMT)/,simt.o runtime.o cublaslt.o nccl.o comm_nccl.o ops.o product.o test_simt.o test_kernels.o \
+                                    test_attention_kernels.o test_gemm_cuda.o test_nccl.o)
 	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) -rdynamic $^ -o $@ -lgtest -lgtest_main
 $(SIMT)/%.o: llmc/simt/%.cpp $(BUILD)/flags.txt | $(SIMT)
 	$(CXX) $(SIMT_FLAGS) -c $< -o $@
