@@ -16,6 +16,8 @@
 
 #include <nccl.h>
 
+#include <optional>
+
 namespace {
 
 void nccl_check(ncclResult_t result, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
@@ -25,8 +27,10 @@ void nccl_check(ncclResult_t result, const char* file = __builtin_FILE(), int li
 
 class NcclComm final : public DeviceComm {
 public:
-    NcclComm(Comm& host, Run& run) : DeviceComm(host, run) {
+    NcclComm(Comm& host, Run& run, double timeout) : DeviceComm(host, run), timeout_(timeout) {
         if (size == 1) { return; }
+        // A rank's groups run beside each other. In the order in which its host queues them, they cannot wait for each other in a circle.
+        setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
         ncclUniqueId mine = {};
         std::vector<ncclUniqueId> all(size);
         if (rank == 0) { nccl_check(ncclGetUniqueId(&mine)); }
@@ -42,13 +46,26 @@ public:
         if (!comm_) { return; }
         ncclResult_t state = ncclSuccess;
         nccl_check(ncclCommGetAsyncError(comm_, &state));
-        if (state == ncclSuccess || state == ncclInProgress) { return; }
-        const std::string reason = format("%s: %s", ncclGetErrorString(state), ncclGetLastError(comm_));
-        ncclCommAbort(std::exchange(comm_, nullptr));
-        die("NCCL: %s\nHINT: did another rank fail? NCCL_DEBUG=INFO tells more", reason.c_str());
+        if (state != ncclSuccess && state != ncclInProgress) {
+            give_up(format("%s: %s", ncclGetErrorString(state), ncclGetLastError(comm_)));
+        }
+        for (int slot = 0; slot < SLOTS; slot++) {
+            if (!deadline_[slot] || Clock::now() < *deadline_[slot]) { continue; }
+            if (cudaEventQuery(end_[slot]) == cudaErrorNotReady) {
+                give_up(format("a collective of rank %d of %d has not ended within %g s", rank, size, timeout_));
+            }
+            deadline_[slot].reset();
+        }
     }
 
 private:
+    using Clock = std::chrono::steady_clock;
+
+    [[noreturn]] void give_up(const std::string& reason) {
+        ncclCommAbort(std::exchange(comm_, nullptr));
+        die("NCCL: %s\nHINT: did another rank fail, or hang? NCCL_DEBUG=INFO tells more", reason.c_str());
+    }
+
     void enqueue(int slot, const Exchange& exchange) override {
         nccl_check(ncclGroupStart());
         const bool in_order = lie_in_order(exchange.parts), equal = in_order && all_equal(exchange.parts);
@@ -61,6 +78,7 @@ private:
         }
         nccl_check(ncclGroupEnd());
         end_[slot].record(stream_);
+        deadline_[slot] = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_));
     }
     cudaEvent_t complete(int slot) override { return end_[slot]; }
 
@@ -98,7 +116,9 @@ private:
         }
     }
 
+    const double timeout_;
     ncclComm_t comm_ = nullptr;
+    std::optional<Clock::time_point> deadline_[SLOTS];  // of the last exchange in the slot; none: it has ended
 };
 
 }  // namespace
@@ -106,7 +126,7 @@ private:
 namespace nccl {
 
 const bool BUILT = true;
-std::unique_ptr<DeviceComm> group(Comm& host, Run& run) { return std::make_unique<NcclComm>(host, run); }
+std::unique_ptr<DeviceComm> group(Comm& host, Run& run, double timeout) { return std::make_unique<NcclComm>(host, run, timeout); }
 
 }  // namespace nccl
 
@@ -115,7 +135,7 @@ std::unique_ptr<DeviceComm> group(Comm& host, Run& run) { return std::make_uniqu
 namespace nccl {
 
 const bool BUILT = false;
-std::unique_ptr<DeviceComm> group(Comm&, Run&) { die("this build has no NCCL\nHINT: build with NCCL=1"); }
+std::unique_ptr<DeviceComm> group(Comm&, Run&, double) { die("this build has no NCCL\nHINT: build with NCCL=1"); }
 
 }  // namespace nccl
 

@@ -11,7 +11,9 @@ namespace nccl {
 extern const bool BUILT;  // false: group() dies
 
 // The group of the ranks of `host`. All of them call it, each with its device current. Both arguments outlive the group.
-// poll() throws where NCCL has lost a rank or its network: nothing that is under way will end then.
-std::unique_ptr<DeviceComm> group(Comm& host, Run& run);
+// poll() throws where NCCL has lost a rank or its network, or where an exchange has not ended `timeout` seconds after its start: nothing
+// that is under way would ever end then.
+constexpr double TIMEOUT = 600;
+std::unique_ptr<DeviceComm> group(Comm& host, Run& run, double timeout = TIMEOUT);
 
 }  // namespace nccl

@@ -428,6 +428,23 @@ TEST_F(ManyRanks, ALostRankEndsTheOthersWait) {
     }
 }
 
+TEST_F(ManyRanks, ARankThatHangsEndsTheOthersWait) {
+    const auto errors = run_ranks(2, [](Rank& rank) {
+        const auto comm = nccl::group(rank.host, rank.run, /*timeout=*/0.2);
+        Array<float> a(Vec<float>(64, 1.0f), rank.run);
+        comm->all_reduce(a.data, 64, DType::FP32, Traffic::OTHER);
+        wait_and_poll(rank.run, *comm);
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        comm->poll();  // late, but done
+        if (rank.host.rank == 0) { comm->all_reduce(a.data, 64, DType::FP32, Traffic::OTHER); }
+        const std::string error = rank.host.rank == 0 ? error_of([&] { wait_and_poll(rank.run, *comm); }) : "";
+        rank.host.barrier();
+        check(error.empty(), "%s", error.c_str());
+    });
+    expect_parts(errors[0], {"a collective of rank 0 of 2 has not ended within 0.2 s"});
+    EXPECT_EQ(errors[1], "");
+}
+
 TEST_F(ManyRanks, ARankMayLeaveWhenItsPartIsDone) {
     EXPECT_EQ(run_ranks(2,
                         [](Rank& rank) {
