@@ -6,6 +6,7 @@
 # make demo         text to a trained model in a few minutes (scripts/quickstart.sh)
 # make simt_tests   build/simt/tests: the CUDA kernels, run by the emulator, against the CPU loops; needs CUDA's headers, no GPU
 # make kernels_lab  build/simt/lab, build/cuda/lab: experiments with kernels (dev/kernels), in the emulator and on a GPU
+# make simt_check   build/check/simt/tests: the same under the checker, which sees every access of every kernel (llmc/simt/checker.h)
 # make kernels      nvcc compiles the kernels for CUDA_ARCHS; registers, shared memory and spills of each (a spill is an error)
 # make clean
 #
@@ -46,7 +47,7 @@ endif
 DATA_OBJECTS := $(addprefix $(BUILD)/,tokenizer.o sentencepiece.o gpt2_bpe.o token_file.o megatron.o)
 OBJECTS := $(addprefix $(BUILD)/,ops.o comm_mpi.o launch.o flags.o) $(DATA_OBJECTS)
 
-.PHONY: all unit_tests simt_tests kernels_lab kernels test bench bench_loader fuzz demo clean FORCE
+.PHONY: all unit_tests simt_tests simt_check kernels_lab kernels test bench bench_loader fuzz demo clean FORCE
 all: train_gpt test_gpt tokenize
 	@echo "train_gpt  trainer, generation, evaluation: CPU, GEMM $(GEMM), MPI $(MPI), fp32 and bf16"
 	@echo "test_gpt   goldens: ./test_gpt, or ./test_gpt --golden DIR --init-from HF_DIR --batch FILE.i32"
@@ -96,29 +97,37 @@ CUDA ?= /usr/local/cuda
 SIMT := $(BUILD)/simt
 SIMT_FLAGS = $(filter-out -fopenmp,$(CXXFLAGS)) -DLLMC_CUDA -isystem $(CUDA)/include
 SIMT_KERNELS := -include llmc/simt/simt.h -x c++
-$(SIMT)/tests: $(addprefix $(SIMT)/,simt.o runtime.o cublaslt.o nccl.o comm_nccl.o ops.o product.o test_simt.o test_kernels.o \
+# SIMT_CHECK=1: with the checker, whose own functions stand in for those of the thread sanitizer.
+ifeq ($(SIMT_CHECK),1)
+  SIMT_FLAGS += -DSIMT_CHECK
+  SIMT_CHECKER := checker.o test_checker.o
+  INSTRUMENT := -O2 -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -Wno-tsan
+endif
+$(SIMT)/tests: $(addprefix $(SIMT)/,simt.o runtime.o $(SIMT_CHECKER) cublaslt.o nccl.o comm_nccl.o ops.o product.o test_simt.o test_kernels.o \
                                     test_attention_kernels.o test_gemm_cuda.o test_nccl.o)
 	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) -rdynamic $^ -o $@ -lgtest -lgtest_main
 $(SIMT)/%.o: llmc/simt/%.cpp $(BUILD)/flags.txt | $(SIMT)
 	$(CXX) $(SIMT_FLAGS) -c $< -o $@
 $(SIMT)/comm_nccl.o: llmc/comm_nccl.cpp $(BUILD)/flags.txt | $(SIMT)
-	$(CXX) $(SIMT_FLAGS) $(COLD) -c $< -o $@
+	$(CXX) $(SIMT_FLAGS) $(COLD) $(INSTRUMENT) -c $< -o $@
 $(SIMT)/ops.o: llmc/ops.cu $(BUILD)/flags.txt | $(SIMT)
-	$(CXX) $(SIMT_FLAGS) -O1 $(SIMT_KERNELS) -c $< -o $@
+	$(CXX) $(SIMT_FLAGS) -O1 $(SIMT_KERNELS) $(INSTRUMENT) -c $< -o $@
 $(SIMT)/%.o: dev/test/%.cu $(BUILD)/flags.txt | $(SIMT)
-	$(CXX) $(SIMT_FLAGS) $(COLD) $(SIMT_KERNELS) -c $< -o $@
-$(SIMT)/test_simt.o: dev/test/test_simt.cpp $(BUILD)/flags.txt | $(SIMT)
-	$(CXX) $(SIMT_FLAGS) $(COLD) $(SIMT_KERNELS) -c $< -o $@
+	$(CXX) $(SIMT_FLAGS) $(COLD) $(SIMT_KERNELS) $(INSTRUMENT) -c $< -o $@
+$(addprefix $(SIMT)/,test_simt.o test_checker.o): $(SIMT)/%.o: dev/test/%.cpp $(BUILD)/flags.txt | $(SIMT)
+	$(CXX) $(SIMT_FLAGS) $(COLD) $(SIMT_KERNELS) $(INSTRUMENT) -c $< -o $@
 $(SIMT)/%.o: dev/test/%.cpp $(BUILD)/flags.txt | $(SIMT)
-	$(CXX) $(SIMT_FLAGS) $(COLD) -c $< -o $@
+	$(CXX) $(SIMT_FLAGS) $(COLD) $(INSTRUMENT) -c $< -o $@
 $(SIMT):
 	mkdir -p $@
 simt_tests: $(SIMT)/tests
+simt_check:
+	$(MAKE) BUILD=build/check SIMT_CHECK=1 build/check/simt/tests
 # Kernel experiments (dev/kernels).
 $(SIMT)/%.o: dev/kernels/%.cu $(BUILD)/flags.txt | $(SIMT)
-	$(CXX) $(SIMT_FLAGS) -O1 $(SIMT_KERNELS) -c $< -o $@
+	$(CXX) $(SIMT_FLAGS) -O1 $(SIMT_KERNELS) $(INSTRUMENT) -c $< -o $@
 $(SIMT)/lab.o: dev/kernels/lab.cpp $(BUILD)/flags.txt | $(SIMT)
-	$(CXX) $(SIMT_FLAGS) $(COLD) -c $< -o $@
+	$(CXX) $(SIMT_FLAGS) $(COLD) $(INSTRUMENT) -c $< -o $@
 $(SIMT)/lab: $(addprefix $(SIMT)/,simt.o runtime.o residual_norm.o lab.o)
 	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) -rdynamic $^ -o $@ -lgtest
 

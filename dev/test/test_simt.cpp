@@ -1,60 +1,15 @@
 // The emulator: what CUDA promises holds, and each fault planted here is reported, with file and line, or changes a result.
 // Oracle: the CUDA programming guide's rules, worked out by hand. Compiled like kernels, with -include llmc/simt/simt.h.
-#include <gtest/gtest.h>
+#include "llmc/simt/checker.h"
+#include "simt_testing.h"
 
-#include "product.cuh"
-#include "values.h"
+namespace simt_test {
 
-using gpu::ALL_LANES;
-using gpu::launch;
+// A fault is planted that shows in results. The checker would end the grid: test_checker.cpp.
+#define FAULT_WITHOUT_CHECKER() \
+    if (simt::checker::ON) { GTEST_SKIP(); }
 
-namespace simt_test {  // not anonymous: reports name kernels
-
-class Simt : public testing::Test {
-protected:
-    void SetUp() override {
-        unsetenv("SIMT_ORDER");
-        unsetenv("SIMT_STREAMS");
-    }
-    void TearDown() override { SetUp(); }
-    ::Run run;
-};
-
-// Device memory, all bits set to begin with.
-template <typename X>
-struct Buffer {
-    X* data = nullptr;
-    i64 count;
-    ::Run& run;
-    Buffer(i64 n, ::Run& r) : count(n), run(r) { cuda_check(cudaMalloc((void**)&data, n * sizeof(X))); }
-    Buffer(const Vec<X>& values, ::Run& r) : Buffer((i64)values.size(), r) { copy_to_device(data, values.data(), count, run); }
-    Buffer(const Buffer&) = delete;
-    ~Buffer() { cudaFree(data); }
-    Vec<X> host() const {
-        Vec<X> values(count);
-        copy_to_host(values.data(), data, count, run);
-        return values;
-    }
-};
-
-// The message of the error that `body` must throw.
-template <typename Body>
-std::string error_of(const Body& body) {
-    try {
-        body();
-    } catch (const Error& error) { return error.what(); }
-    return "no error";
-}
-template <typename Body>
-void expect_error(const Body& body, const Vec<std::string>& parts) {
-    const std::string found = error_of(body);
-    for (const std::string& part : parts) { EXPECT_NE(found.find(part), std::string::npos) << "no '" << part << "' in: " << found; }
-}
 inline std::string here(int line) { return "test_simt.cpp:" + std::to_string(line); }
-inline void synchronize(::Run& run) { cuda_check(cudaStreamSynchronize(run.stream)); }
-
-const Vec<const char*> ORDERS{"fwd", "rev", "shuf:1", "shuf:2", "shuf:3"};
-
 // ---- promises -------------------------------------------------------------------------------------------------------
 __global__ void indices_kernel(int* out) {
     const int thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
@@ -241,6 +196,7 @@ Vec<float> product(const Vec<bf16>& a, const Vec<bf16>& b, int M, int N, int K, 
     return c.host();
 }
 TEST_F(Simt, CopiesThatAreNotWaitedForShow) {
+    FAULT_WITHOUT_CHECKER();
     const int M = 21, N = 40, K = 80;  // right results: test_kernels.cpp
     const auto a = random_values<bf16>(M * K, 1), b = random_values<bf16>(K * N, 2);
     for (float value : product<false, gpu::NONE>(a, b, M, N, K, run)) { EXPECT_FALSE(std::isnan(value)); }
@@ -261,7 +217,7 @@ __global__ void half_a_warp_kernel() {
     if (threadIdx.x < 16) { gpu::mma(d, a, b); }
 }
 TEST_F(Simt, WrongCopiesAndProducts) {
-    Buffer<float> global(8, run);
+    Buffer<float> global(Vec<float>(8), run);
     launch(copy_kernel, {1, 1}, run, global.data, 4, true);
     synchronize(run);
     launch(copy_kernel, {1, 1}, run, global.data, 4, false);
@@ -283,6 +239,7 @@ __global__ void neighbour_kernel(int* out) {
     out[threadIdx.x] = threadIdx.x == 0 ? 0 : values[threadIdx.x - 1];
 }
 TEST_F(Simt, MissingBarrierShowsInAnotherOrder) {
+    FAULT_WITHOUT_CHECKER();
     const auto result = [&](const char* order, bool barrier) {
         setenv("SIMT_ORDER", order, 1);
         Buffer<int> out(64, run);
@@ -305,6 +262,7 @@ __global__ void warp_neighbour_kernel(int* out) {
     out[threadIdx.x] = values[threadIdx.x ^ 1];
 }
 TEST_F(Simt, MissingSyncwarpShows) {
+    FAULT_WITHOUT_CHECKER();
     Buffer<int> right(32, run), wrong(32, run);
     launch(warp_neighbour_kernel<true>, {1, 32}, run, right.data);
     launch(warp_neighbour_kernel<false>, {1, 32}, run, wrong.data);
@@ -316,6 +274,7 @@ TEST_F(Simt, MissingSyncwarpShows) {
 
 __global__ void race_kernel(int* out) { out[0] = blockIdx.x; }
 TEST_F(Simt, RaceBetweenBlocksShowsInAnotherOrder) {
+    FAULT_WITHOUT_CHECKER();
     Vec<int> found;
     for (const char* order : {"fwd", "rev"}) {
         setenv("SIMT_ORDER", order, 1);
@@ -329,6 +288,7 @@ TEST_F(Simt, RaceBetweenBlocksShowsInAnotherOrder) {
 __global__ void store_at_kernel(float* p, int i) { p[i] = 1.0f; }
 #ifndef __SANITIZE_ADDRESS__  // which stops the program at the very access
 TEST_F(Simt, WriteBesideAnAllocation) {
+    FAULT_WITHOUT_CHECKER();
     for (const auto& [i, words] : Vec<std::pair<int, const char*>>{{100, "byte 400 was written, of 400"}, {-1, "byte -4 was written"}}) {
         Buffer<float> out(100, run);
         const int line = __LINE__ + 1;
@@ -338,6 +298,7 @@ TEST_F(Simt, WriteBesideAnAllocation) {
 }
 __global__ void shared_overrun_kernel() { gpu::dynamic_shared<char>()[threadIdx.x] = 1; }
 TEST_F(Simt, WritePastDynamicSharedMemory) {
+    FAULT_WITHOUT_CHECKER();
     launch(shared_overrun_kernel, {1, 65, 64}, run);
     expect_error([&] { synchronize(run); }, {"shared_overrun_kernel", "dynamic shared memory: byte 64 was written, of 64"});
 }
@@ -370,6 +331,7 @@ __global__ void unwritten_kernel(float* out) {
     fixed[1] = dynamic[1] = 0.0f;
 }
 TEST_F(Simt, MemoryBeginsAsNaN) {
+    FAULT_WITHOUT_CHECKER();
     Buffer<float> unwritten(8, run), out(80, run);
     Buffer<bf16> narrow(4, run);
     launch(unwritten_kernel, {40, 1, 16}, run, out.data);
@@ -445,6 +407,7 @@ TEST_F(Simt, MisalignedPack) {
 }
 
 TEST_F(Simt, MissingWaitBetweenStreamsShows) {
+    FAULT_WITHOUT_CHECKER();
     ::Run other;
     Buffer<float> a(4, run), b(Vec<float>(4, 1.0f), run);
     launch(store_kernel, {1, 4}, other, a.data, 2.0f);

@@ -50,7 +50,10 @@ void launch(void (*kernel)(P...), const Shape& shape, Run& run, A... arguments) 
                           run.stream,
                           {shape.file, shape.line},
                           (const void*)kernel,
-                          [kernel, parameters = std::tuple<P...>(arguments...)] { std::apply(kernel, parameters); }};
+                          [kernel, parameters = std::tuple<P...>(arguments...)] {
+                              const auto thread = [kernel](P... p) { simt::kernel_begins(), kernel(p...); };
+                              std::apply(thread, parameters);
+                          }};
     [[maybe_unused]] int index = 0;
     [[maybe_unused]] const auto check_pointer = [&](const auto& argument) {
         index++;

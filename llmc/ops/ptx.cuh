@@ -60,6 +60,7 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[COUNT], const bf16* 
     static_assert(COUNT == 2 || COUNT == 4);
 #ifdef LLMC_SIMT
     if ((uintptr_t)row % 16 != 0) { simt::fail("load_matrices (%s:%d): a row is not aligned to 16 bytes", file, line); }
+    if (simt::lane_id() < 8 * COUNT) { simt::thread_reads(row, 16, {file, line}); }
     struct Lane {
         uint32_t* r;
         const bf16* row;

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "simt.h"
+#include "grid.h"
 
 #ifdef SIMT_CHECK
 namespace simt {

@@ -8,6 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <span>
+
 #include "../base.h"
 
 #if !defined(__x86_64__)
@@ -62,6 +64,8 @@ public:
         top_ = top - 6;  // the six registers of simt_switch, whatever they hold
 #endif
     }
+
+    std::span<const char> stack() const { return {low_, size_}; }
 
     // Leaves `from`, which is running on this OS thread, for `to`. Returns when somebody switches back.
     static void change(Fiber& from, Fiber& to);

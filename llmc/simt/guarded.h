@@ -1,5 +1,5 @@
 // guarded.h: memory between two red zones, which nobody may touch. The address sanitizer sees every touch; without it, what was written
-// is seen by damage(). Memory begins with all bits set: NaN in every type of float, -1 as an integer.
+// is seen by damage(); the checker sees every access too. Memory begins with all bits set: NaN in every type of float, -1 as an integer.
 #pragma once
 
 #include <cstdlib>
@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "../base.h"
+#include "checker.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -51,8 +52,13 @@ private:
     void allocate(size_t bytes) {
         bytes_ = bytes;
         const size_t all = round_up(bytes, ZONE) + 2 * ZONE;
+#if defined(SIMT_CHECK)
+        memory_ = checker::map_memory(all);
+        checker::allow(data(), bytes);
+#else
         memory_ = (char*)aligned_alloc(ZONE, all);
         check(memory_, "simt: no memory for %zu bytes", all);
+#endif
         memset(memory_, POISON, all);
 #if defined(__SANITIZE_ADDRESS__)
         __asan_poison_memory_region(memory_, ZONE);
@@ -63,7 +69,11 @@ private:
 #if defined(__SANITIZE_ADDRESS__)
         if (memory_) { __asan_unpoison_memory_region(memory_, round_up(bytes_, ZONE) + 2 * ZONE); }
 #endif
+#if defined(SIMT_CHECK)
+        if (memory_) { checker::unmap_memory(memory_, round_up(bytes_, ZONE) + 2 * ZONE); }
+#else
         free(memory_);
+#endif
     }
     char* memory_ = nullptr;
     size_t bytes_ = 0;

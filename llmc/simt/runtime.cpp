@@ -80,12 +80,10 @@ struct Locked {
         if (!when || strcmp(when, "eager") != 0) { return cudaSuccess; }
         const Mark all = {stream, stream->queued};
         r.streams.advance(all, 1e9, lock);  // a meeting that others have yet to come to is not waited for
-        return Streams::reached(all) ? wait(all) : cudaSuccess;
+        return Streams::reached(all) ? result(std::exchange(stream->error, "")) : cudaSuccess;  // which is no wait of the host's
     }
-    cudaError_t wait(const Mark& mark) {
-        const std::string error = r.streams.wait(mark, lock);
-        return error.empty() ? cudaSuccess : fail(cudaErrorLaunchFailure, error);
-    }
+    static cudaError_t result(const std::string& error) { return error.empty() ? cudaSuccess : fail(cudaErrorLaunchFailure, error); }
+    cudaError_t wait(const Mark& mark) { return result(r.streams.wait(mark, lock)); }
     cudaError_t wait_for_all(int device) {
         cudaError_t first = cudaSuccess;
         for (const auto& stream : r.streams.of_device(device)) {

@@ -5,7 +5,6 @@
 // barriers is a plain loop on one stack.
 #include "simt.h"
 
-#include <cxxabi.h>
 #include <dlfcn.h>
 #include <link.h>
 
@@ -18,9 +17,11 @@
 #include <span>
 #include <thread>
 
+#include "checker.h"
 #include "fiber.h"
 #include "grid.h"
 #include "guarded.h"
+#include "symbols.h"
 
 constinit thread_local uint3 threadIdx, blockIdx, blockDim, gridDim;
 
@@ -136,6 +137,7 @@ public:
 
     int lane_id() const { return (int)(lane_ - lanes_.data()) % 32; }
     void* shared() { return shared_.data(); }
+    void kernel_begins() { checker::run_thread((int)(lane_ - lanes_.data()), fiber_->stack()); }
 
     void barrier(Site site) {
         if (at_barrier_ > 0 && !(site == barrier_site_)) {
@@ -162,8 +164,9 @@ public:
             simt::fail("copy_async (%s:%d): a misaligned address", site.file, site.line);
         }
         if (!is_shared(to, bytes)) { simt::fail("copy_async (%s:%d) to what is not shared memory", site.file, site.line); }
+        checker::copy_begins(to, from, bytes, valid, site);
         memset(to, POISON, bytes);
-        lane_->copies.push_back({to, from, bytes, valid, lane_->groups});
+        lane_->copies.push_back({to, from, bytes, valid, lane_->groups, site});
     }
     void copies_commit() { lane_->groups++; }
     void copies_wait(int groups) {
@@ -171,6 +174,7 @@ public:
         const auto landed = [&](const Copy& copy) { return copy.group < lane_->groups - groups; };
         for (const Copy& copy : copies) {
             if (!landed(copy)) { continue; }
+            checker::copy_lands(copy.to, copy.from, copy.bytes, copy.valid, copy.site);
             if (copy.valid) {
                 memcpy(copy.to, copy.from, copy.bytes);
             } else {
@@ -196,6 +200,7 @@ private:
         int bytes;
         bool valid;
         int group;
+        Site site;
     };
     struct Lane {
         enum { RUNS, IN_WARP, AT_BARRIER, ENDED } state;
@@ -234,6 +239,7 @@ private:
             lanes_[i].groups = 0;
             warps_[i / 32].alive |= 1u << i % 32;
         }
+        checker::begin_block(blockIdx, threads, {shared_.data(), shared_.size()}, static_shared_);
         ready_.clear();
         started_ = at_barrier_ = 0, alive_ = threads;
 
@@ -255,6 +261,7 @@ private:
     // storage but the emulator's own variables; nothing else of it is alive on a worker.
     void prepare_memory(const Grid& grid) {
         shared_.resize(grid.shared_bytes);
+        if (checker::ON && std::exchange(poisoned_, true)) { return; }  // reads of what was not written are seen at once
         Worker* const self = this;
         memset(static_shared_.data(), POISON, static_shared_.size());
         worker = self;
@@ -288,10 +295,12 @@ private:
         Fiber::change(*from, *to);
     }
     void wait() {
+        checker::pause();
         Lane* me = lane_;
         me->fiber = fiber_;
         go_to(next());
         threadIdx = me->index;
+        kernel_begins();
     }
     static void start_threads() {
         Worker& w = *worker;
@@ -308,6 +317,7 @@ private:
         }
     }
     void end_thread() {
+        checker::pause();
         if (!lane_->copies.empty()) { simt::fail("the thread ends before its copies to shared memory have landed"); }
         const int id = (int)(lane_ - lanes_.data());
         lane_->state = Lane::ENDED;
@@ -325,6 +335,7 @@ private:
     void open_barrier() {
         if (at_barrier_ < alive_) { return; }
         at_barrier_ = 0;
+        checker::barrier_opened();
         release(0, (int)lanes_.size(), [](const Lane& lane) { return lane.state == Lane::AT_BARRIER; });
     }
     void complete(int w, unsigned mask) {
@@ -343,7 +354,12 @@ private:
             }
             args[__builtin_ctz(left)] = lane.mine;
         }
-        if (first.all) { first.all(args, members); }
+        if (first.all) {
+            checker::pause();
+            first.all(args, members);
+        } else {
+            checker::warp_synced(w, members);
+        }
         warp.waiting &= ~members;
         release(w * 32, std::min(w * 32 + 32, (int)lanes_.size()), [&](const Lane& lane) { return members >> (&lane - lanes) & 1; });
     }
@@ -387,6 +403,7 @@ private:
     int started_ = 0, alive_ = 0, at_barrier_ = 0;
     Site barrier_site_{};
     std::span<char> static_shared_;
+    bool poisoned_ = false;
 
     std::vector<std::unique_ptr<Fiber>> fibers_;
     std::vector<Fiber*> idle_;
@@ -401,7 +418,7 @@ class Workers {
 public:
     Workers() {
         const char* text = getenv("SIMT_THREADS");
-        const int threads = std::max(1, text ? atoi(text) : (int)std::thread::hardware_concurrency());
+        const int threads = checker::ON ? 1 : std::max(1, text ? atoi(text) : (int)std::thread::hardware_concurrency());
         for (int i = 0; i < threads; i++) {
             threads_.emplace_back([this] { work(); });
         }
@@ -459,6 +476,7 @@ int lane_id() { return worker->lane_id(); }
 void copy_async(void* to, const void* from, int bytes, bool valid, Site site) { worker->copy_async(to, from, bytes, valid, site); }
 void copies_commit() { worker->copies_commit(); }
 void copies_wait(int groups) { worker->copies_wait(groups); }
+void kernel_begins() { worker->kernel_begins(); }
 void* shared_arena() { return worker->shared(); }
 void barrier(Site site) { worker->barrier(site); }
 void collective(const char* name, unsigned mask, void* mine, Collective all, Site site) { worker->collective(name, mask, mine, all, site); }
@@ -467,11 +485,12 @@ std::string describe(const Grid& grid) {
     std::string name = "a kernel";
     Dl_info info;
     if (dladdr(grid.kernel, &info) && info.dli_sname) {
-        int status;
-        char* readable = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
-        name = readable ? readable : info.dli_sname;
-        free(readable);
-        name.resize(std::min(name.size(), name.find('(')));
+        name = demangled(info.dli_sname);
+        if (const size_t parameters = name.find(">("); parameters != name.npos) {
+            name.resize(parameters + 1);
+        } else {
+            name.resize(std::min(name.size(), name.find('(')));
+        }
         if (name.starts_with("void ")) { name.erase(0, 5); }
     }
     return format("%s (launched at %s:%d)", name.c_str(), grid.site.file, grid.site.line);
@@ -480,7 +499,9 @@ std::string describe(const Grid& grid) {
 std::string run_grid(const Grid& grid) {
     static Workers workers;
     Running running(grid);
+    checker::begin_grid(grid);
     workers.run(running);
+    checker::end_grid();
     return running.error;
 }
 

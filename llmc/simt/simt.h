@@ -21,8 +21,13 @@
 #error "simt.h is for g++: nvcc compiles kernels for a GPU"
 #endif
 
-// A block runs on one OS thread at a time, so its shared memory is that thread's; thread_local in a function implies static.
+// A block runs on one OS thread at a time, so its shared memory is that thread's; thread_local in a function implies static. For the checker
+// far apart, so that an access past an array's end is not one to the next.
+#ifdef SIMT_CHECK
+#define __shared__ thread_local __attribute__((aligned(16384)))
+#else
 #define __shared__ thread_local __attribute__((aligned(256)))
+#endif
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #undef __launch_bounds__
@@ -60,6 +65,15 @@ void barrier(Site site);
 // args[lane] is that lane's `mine`. Lanes that have ended are no members.
 using Collective = void (*)(void* const* args, unsigned members);
 void collective(const char* name, unsigned mask, void* mine, Collective all, Site site);
+
+// The thread's own work begins: what comes before, in the grid's `thread`, unpacks parameters.
+void kernel_begins();
+// The checker (checker.h) hears of an access that is made for a thread by other means than C++'s.
+#ifdef SIMT_CHECK
+void thread_reads(const void* p, int bytes, Site site);
+#else
+inline void thread_reads(const void*, int, Site) {}
+#endif
 
 // cp.async: the destination is poisoned now, the bytes (zeros where not `valid`) land when copies_wait lets them: what reads too early
 // reads NaN.
@@ -112,7 +126,7 @@ inline Ballot ballot(const char* name, unsigned mask, bool predicate, Site site)
 
 // Blocks may run on several OS threads: atomics are atomic.
 template <typename T, typename F>
-T read_modify_write(T* p, const F& next) {
+__forceinline__ T read_modify_write(T* p, const F& next) {
     T old, desired;
     __atomic_load(p, &old, __ATOMIC_SEQ_CST);
     do { desired = next(old); } while (!__atomic_compare_exchange(p, &old, &desired, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
@@ -169,23 +183,23 @@ inline int __all_sync(unsigned mask, int predicate, SIMT_SITE) {
 }
 
 template <typename T>
-T atomicAdd(T* p, std::type_identity_t<T> value) {
+__forceinline__ T atomicAdd(T* p, std::type_identity_t<T> value) {
     return simt::read_modify_write(p, [=](T old) -> T { return old + value; });
 }
 template <typename T>
-T atomicMin(T* p, std::type_identity_t<T> value) {
+__forceinline__ T atomicMin(T* p, std::type_identity_t<T> value) {
     return simt::read_modify_write(p, [=](T old) { return value < old ? value : old; });
 }
 template <typename T>
-T atomicMax(T* p, std::type_identity_t<T> value) {
+__forceinline__ T atomicMax(T* p, std::type_identity_t<T> value) {
     return simt::read_modify_write(p, [=](T old) { return old < value ? value : old; });
 }
 template <typename T>
-T atomicExch(T* p, std::type_identity_t<T> value) {
+__forceinline__ T atomicExch(T* p, std::type_identity_t<T> value) {
     return simt::read_modify_write(p, [=](T) { return value; });
 }
 template <typename T>
-T atomicCAS(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
+__forceinline__ T atomicCAS(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
     return simt::read_modify_write(p, [=](T old) { return old == expected ? value : old; });
 }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
