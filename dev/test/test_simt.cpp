@@ -1,13 +1,8 @@
 // The emulator: what CUDA promises holds, and each fault planted here is reported, with file and line, or changes a result.
 // Oracle: the CUDA programming guide's rules, worked out by hand. Compiled like kernels, with -include llmc/simt/simt.h.
-#include "llmc/simt/checker.h"
 #include "simt_testing.h"
 
 namespace simt_test {
-
-// A fault is planted that shows in results. The checker would end the grid: test_checker.cpp.
-#define FAULT_WITHOUT_CHECKER() \
-    if (simt::checker::ON) { GTEST_SKIP(); }
 
 inline std::string here(int line) { return "test_simt.cpp:" + std::to_string(line); }
 // ---- promises -------------------------------------------------------------------------------------------------------

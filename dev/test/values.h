@@ -47,3 +47,10 @@ template <typename X>
 bool same_bits(const Vec<X>& a, const Vec<X>& b) {
     return a.size() == b.size() && (a.empty() || memcmp(a.data(), b.data(), a.size() * sizeof(X)) == 0);
 }
+
+// First in a test of the emulator where a fault is planted that shows in results: the checker ends the grid before (test_checker.cpp).
+#ifdef SIMT_CHECK
+#define FAULT_WITHOUT_CHECKER() GTEST_SKIP()
+#else
+#define FAULT_WITHOUT_CHECKER()
+#endif
