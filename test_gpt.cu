@@ -188,7 +188,7 @@ int test_golden(const std::string& dir, const std::string& hf, const std::string
     check_split(o.shape, o.tp, o.sync_factor);
     return launch(o.tp, 1, [&](Ranks& ranks) {
         Run run = make_run(o.threads, ranks.ranks_on_host);
-        run.poll = [&ranks] { ranks.poll(); };
+        ranks.connect(run);
         const Verdict v = dtype == "bf16" ? compare<bf16>(o, ranks, run, dir, golden, batch) : compare<float>(o, ranks, run, dir, golden, batch);
         if (ranks.world->rank == 0) {
             printf("%s %s T=%d p=%g %s:%s\n", v.passed ? "ok  " : "FAIL", dir.c_str(), o.tp, o.sync_factor, dtype.c_str(), v.text.c_str());

@@ -1169,7 +1169,7 @@ int run_ranks(const Options& options) {
         Options o = options;
         o.dp = ranks.dp->size;
         Run run = make_run(o.threads, ranks.ranks_on_host);
-        run.poll = [&ranks] { ranks.poll(); };
+        ranks.connect(run);
         if (o.dtype == "bf16") { return o.uses_a_model() ? use<bf16>(o, ranks, run) : train<bf16>(o, ranks, run, sets); }
         return o.uses_a_model() ? use<float>(o, ranks, run) : train<float>(o, ranks, run, sets);
     });

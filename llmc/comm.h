@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 
 #include "device.h"
 
@@ -96,6 +97,8 @@ public:
     }
     // Moves bytes along, where nothing else would. Cheap; called between blocks of a GEMM.
     virtual void poll() {}
+    // What a rank that waits may do meanwhile: a little work, or nothing (false). May be empty.
+    std::function<bool()> meanwhile;
 
     void all_reduce(void* data, i64 count, DType dtype, Traffic traffic) { wait(start_all_reduce(data, count, dtype, traffic)); }
 
@@ -156,9 +159,12 @@ struct Ranks {
     int rank_on_host = 0;   // this one's place among them
     int ranks_on_device = ranks_on_host;  // how many share the memory that arrays lie in
 
-    void poll() const {
-        tp->poll();
-        dp->poll();
+    // The rank's loops keep its collectives going, and its waits go on with the loops of other ranks.
+    void connect(Run& run) {
+        run.poll = [this] { tp->poll(), dp->poll(); };
+        for (Comm* comm : {world, tp, dp}) {
+            comm->meanwhile = [&run] { return run.help_others(); };
+        }
     }
 };
 

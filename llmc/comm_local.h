@@ -88,10 +88,20 @@ private:
         sleep_until(shared.items_left, 0);
     }
 
+    // A rank that waits does items of those it waits for, if it was given that to do: two ranks on two cores then lose little to each other's pace.
+    // Where there are none just now it looks again, busily and then less so; in the end it sleeps until it is woken.
     void sleep_until(std::atomic<uint32_t>& word, uint32_t wanted) const {
-        for (int i = 0; i < group_.spin; i++) {
+        constexpr int NAPS = 300;
+        const int naps = meanwhile && group_.spin > 0 ? NAPS : 0;
+        for (int idle = 0; idle < group_.spin + naps;) {
             if (word.load(std::memory_order_acquire) == wanted) { return; }
-            __builtin_ia32_pause();
+            if (meanwhile && meanwhile()) {
+                idle = 0;
+            } else if (idle++ < group_.spin) {
+                __builtin_ia32_pause();
+            } else {
+                std::this_thread::sleep_for(std::chrono::microseconds(20));
+            }
         }
         for (uint32_t now; (now = word.load(std::memory_order_acquire)) != wanted;) { word.wait(now, std::memory_order_acquire); }
     }

@@ -35,6 +35,92 @@ struct bf16 {
     }
 };
 
+// One parallel loop after another. Its items are taken one by one by whoever comes: the owner, the threads of its team, and ranks of this process
+// that would otherwise wait.
+class Loop {
+public:
+    // By the owner. From here on others may call call(context, item), for every item in [0, items).
+    void open(void (*call)(const void*, i64), const void* context, i64 items) {
+        call_ = call, context_ = context, items_ = items;
+        next_.store(0, std::memory_order_relaxed);
+        open_.store(true);
+    }
+    // By the owner: takes items, between() after each, until none is left; then waits for the others.
+    template <typename Between>
+    void finish(int spin, const Between& between) {
+        while (take_one(between)) {}
+        // Here `open` is written, then `joined` read; in join the other way round: one of the two sees the other.
+        open_.store(false);
+        for (int i = 0; i < spin && joined_.load() != 0; i++) { __builtin_ia32_pause(); }
+        for (int joined; (joined = joined_.load()) != 0;) { joined_.wait(joined); }
+        if (failure_) { std::rethrow_exception(std::exchange(failure_, nullptr)); }
+    }
+    // By others: up to `most` items, if a loop is open. Returns how many.
+    i64 join(i64 most) {
+        i64 done = 0;
+        joined_.fetch_add(1);
+        while (done < most && open_.load() && take_one([] {})) { done++; }
+        if (joined_.fetch_sub(1) == 1 && !open_.load()) { joined_.notify_one(); }
+        return done;
+    }
+
+private:
+    template <typename Between>
+    bool take_one(const Between& between) {
+        const i64 item = next_.fetch_add(1, std::memory_order_relaxed);
+        if (item >= items_) { return false; }
+        try {
+            call_(context_, item);
+            between();
+        } catch (...) {
+            std::lock_guard<std::mutex> lock(failure_mutex_);
+            failure_ = std::current_exception();
+            next_.store(items_, std::memory_order_relaxed);  // nobody begins another
+        }
+        return true;
+    }
+
+    void (*call_)(const void*, i64) = nullptr;
+    const void* context_ = nullptr;
+    i64 items_ = 0;
+    alignas(64) std::atomic<i64> next_{0};
+    alignas(64) std::atomic<int> joined_{0};
+    std::atomic<bool> open_{false};
+    std::mutex failure_mutex_;
+    std::exception_ptr failure_;
+};
+
+// The loops of all ranks of this process.
+class Loops {
+public:
+    static std::shared_ptr<Loop> add() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        loops_.push_back(std::make_shared<Loop>());
+        version_++;
+        return loops_.back();
+    }
+    static void remove(const std::shared_ptr<Loop>& loop) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        std::erase(loops_, loop);
+        version_++;
+    }
+    // One item of any loop but `mine`; false where there is none.
+    static bool help(const std::shared_ptr<Loop>& mine) {
+        static thread_local std::vector<std::shared_ptr<Loop>> known;
+        static thread_local int version = -1;
+        if (version != version_.load(std::memory_order_acquire)) {
+            std::lock_guard<std::mutex> lock(mutex_);
+            known = loops_, version = version_;
+        }
+        return std::any_of(known.begin(), known.end(), [&](const auto& loop) { return loop != mine && loop->join(1) > 0; });
+    }
+
+private:
+    static inline std::mutex mutex_;
+    static inline std::vector<std::shared_ptr<Loop>> loops_;
+    static inline std::atomic<int> version_{0};
+};
+
 // A team runs the items of a parallel loop; the caller is its first thread. Idle threads spin briefly (only where every
 // thread of the job can have a core: spin > 0), then sleep on a futex, so that 8 ranks run well on 2 cores.
 class Team {
@@ -55,44 +141,27 @@ public:
     // Calls job(item) for every item in [0, items), in any order, on any thread; between(), on the caller only, after each of its items.
     template <typename Job, typename Between>
     void run(i64 items, const Job& job, const Between& between) {
-        if (workers_.empty() || items <= 1) {
-            for (i64 item = 0; item < items; item++) {
-                job(item);
-                between();
-            }
+        if (items <= 1) {
+            if (items == 1) { job(0), between(); }
             return;
         }
-        call_ = [](const void* context, i64 item) { (*(const Job*)context)(item); };
-        context_ = &job;
-        items_ = items;
-        next_.store(0, std::memory_order_relaxed);
-        busy_.store((int)workers_.size(), std::memory_order_relaxed);
-        generation_.fetch_add(1, std::memory_order_release);
-        generation_.notify_all();
-        take([&] { between(); });
-        for (int i = 0; i < spin_ && busy_.load(std::memory_order_acquire) != 0; i++) { __builtin_ia32_pause(); }
-        for (int busy; (busy = busy_.load(std::memory_order_acquire)) != 0;) { busy_.wait(busy, std::memory_order_acquire); }
-        if (failure_) { std::rethrow_exception(std::exchange(failure_, nullptr)); }
+        loop_->open([](const void* context, i64 item) { (*(const Job*)context)(item); }, &job, items);
+        if (!workers_.empty()) { wake(); }
+        loop_->finish(spin_, between);
     }
+    // An item of another rank's loop, for a rank that waits; false where there is none.
+    bool help_others() const { return Loops::help(loop_); }
 
 private:
     void stop() {
         stop_ = true;
-        generation_.fetch_add(1);
-        generation_.notify_all();
+        wake();
         for (std::thread& worker : workers_) { worker.join(); }
+        Loops::remove(loop_);
     }
-    template <typename Between>
-    void take(const Between& between) {
-        try {
-            for (i64 item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items_;) {
-                call_(context_, item);
-                between();
-            }
-        } catch (...) {
-            std::lock_guard<std::mutex> lock(failure_mutex_);
-            failure_ = std::current_exception();
-        }
+    void wake() {
+        generation_.fetch_add(1, std::memory_order_release);
+        generation_.notify_all();
     }
     void work() {
         for (uint32_t seen = 0;;) {
@@ -107,21 +176,14 @@ private:
             }
             seen = now;
             if (stop_) { return; }
-            take([] {});
-            if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) { busy_.notify_one(); }
+            loop_->join(std::numeric_limits<i64>::max());
         }
     }
 
+    const std::shared_ptr<Loop> loop_ = Loops::add();
     std::vector<std::thread> workers_;
     std::atomic<uint32_t> generation_{0};
-    std::atomic<i64> next_{0};
-    std::atomic<int> busy_{0};
     std::atomic<bool> stop_{false};
-    void (*call_)(const void*, i64) = nullptr;
-    const void* context_ = nullptr;
-    i64 items_ = 0;
-    std::mutex failure_mutex_;
-    std::exception_ptr failure_;
     const int spin_;
 };
 
@@ -140,6 +202,8 @@ struct Run {
             if (poll) { poll(); }
         });
     }
+    // Does one item of another rank's loop, where ranks share this process; false where there is none.
+    bool help_others() const { return team.help_others(); }
 };
 
 inline void* device_alloc(i64 bytes, const char* what) {

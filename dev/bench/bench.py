@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """make bench: the trainer beside PyTorch on the same work, and two ranks beside one, as ratios of runs taken in turn.
 
-    dev/bench/bench.py [--rounds 3] [--steps 3] [--python PYTHON_WITH_TORCH] [--quick]
+    dev/bench/bench.py [--rounds 3] [--steps 3] [--python PYTHON_WITH_TORCH] [--no-peer] [--quick]
 
 Without --python it makes a virtual environment in build/peer and installs torch from PyPI. Speeds of a shared machine swing;
 so peer and trainer run alternately, each round gives a ratio, and the median of the ratios counts.
@@ -40,9 +40,10 @@ def main():
     flags.add_argument('--steps', type=int, default=3)
     flags.add_argument('--threads', type=int, default=os.cpu_count())
     flags.add_argument('--python')
+    flags.add_argument('--no-peer', action='store_true', help='only two ranks beside one')
     flags.add_argument('--quick', action='store_true', help='a tiny shape: shows that the bench runs, not how fast anything is')
     o = flags.parse_args()
-    python, shape, folder = peer_python(o.python), SHAPES['quick' if o.quick else '130m'], tempfile.mkdtemp()
+    python, shape, folder = None if o.no_peer else peer_python(o.python), SHAPES['quick' if o.quick else '130m'], tempfile.mkdtemp()
     rng = random.Random(0)
     tokens = [rng.randrange(shape['vocab']) for _ in range(shape['batch'] * shape['seq'] * 8 + 1)]
     with open(f'{folder}/random.bin', 'wb') as f:
@@ -71,18 +72,19 @@ def main():
 
     rows = []
     for i in range(o.rounds):
-        one, peer, two = ours(), torch(), ours('--tp', '2', '--sync-factor', '0.5')
+        one, peer, two = ours(), None if o.no_peer else torch(), ours('--tp', '2', '--sync-factor', '0.5')
         rows.append((one, peer, two))
-        print(f'round {i + 1}: train_gpt {one[0]:.0f} tok/s {one[1] / 2**30:.2f} GiB | PyTorch {peer[0]:.0f} tok/s {peer[1] / 2**30:.2f} GiB | '
-              f'train_gpt --tp 2 --sync-factor 0.5 {two[0]:.0f} tok/s {two[1] / 2**30:.2f} GiB', flush=True)
+        shown = {'train_gpt': one, 'PyTorch': peer, 'train_gpt --tp 2 --sync-factor 0.5': two}
+        print(f'round {i + 1}: ' + ' | '.join(f'{name} {r[0]:.0f} tok/s {r[1] / 2**30:.2f} GiB' for name, r in shown.items() if r), flush=True)
     shutil.rmtree(folder)
     cpu = next((line.split(':')[1].strip() for line in open('/proc/cpuinfo') if line.startswith('model name')), platform.processor())
     payload = 4 * shape['layers'] * shape['batch'] * shape['seq'] * (shape['channels'] // 2) * 4
-    result = dict(speed_vs_pytorch=statistics.median(a[0] / b[0] for a, b, _ in rows), memory_vs_pytorch=statistics.median(a[1] / b[1] for a, b, _ in rows),
-                  tp2_vs_tp1=statistics.median(c[0] / a[0] for a, _, c in rows), wire_bytes_over_payload=rows[0][2][2] / payload)
+    result = dict(tp2_vs_tp1=statistics.median(c[0] / a[0] for a, _, c in rows), wire_bytes_over_payload=rows[0][2][2] / payload)
     print(f'{cpu}, {o.threads} threads, fp32, {shape}')
-    print(f'speed, over PyTorch          {result["speed_vs_pytorch"]:.2f}x   (bar 0.9)')
-    print(f'peak memory, over PyTorch    {result["memory_vs_pytorch"]:.2f}x   (bar 0.8)')
+    if not o.no_peer:
+        result.update(speed_vs_pytorch=statistics.median(a[0] / b[0] for a, b, _ in rows), memory_vs_pytorch=statistics.median(a[1] / b[1] for a, b, _ in rows))
+        print(f'speed, over PyTorch          {result["speed_vs_pytorch"]:.2f}x   (bar 0.9)')
+        print(f'peak memory, over PyTorch    {result["memory_vs_pytorch"]:.2f}x   (bar 0.8)')
     print(f'--tp 2 p 0.5, over --tp 1    {result["tp2_vs_tp1"]:.2f}x   (bar 0.9)')
     # Whatever else runs on the machine only slows: the fastest steps say what the program itself takes.
     print(f'  fastest step of each       {max(c[3] for _, _, c in rows) / max(a[3] for a, _, _ in rows):.2f}x')

@@ -59,7 +59,7 @@ void on_ranks(const Case& c, const std::type_identity_t<std::function<void(Train
     const Options o = options_of(c);
     ASSERT_EQ(launch(c.T, c.D, [&](Ranks& ranks) {
         Run run(c.threads);
-        run.poll = [&ranks] { ranks.poll(); };
+        ranks.connect(run);
         Trainer<X> trainer(o, ranks, run, true);
         trainer.allocate();
         load_lively(trainer);
