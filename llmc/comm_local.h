@@ -92,11 +92,12 @@ private:
     // Where there are none just now it looks again, busily and then less so; in the end it sleeps until it is woken.
     void sleep_until(std::atomic<uint32_t>& word, uint32_t wanted) const {
         constexpr int NAPS = 300;
-        const int naps = meanwhile && group_.spin > 0 ? NAPS : 0;
-        for (int idle = 0; idle < group_.spin + naps;) {
-            if (word.load(std::memory_order_acquire) == wanted) { return; }
+        const int patience = group_.spin + (meanwhile && group_.spin > 0 ? NAPS : 0);
+        for (int idle = 0; word.load(std::memory_order_acquire) != wanted;) {
             if (meanwhile && meanwhile()) {
                 idle = 0;
+            } else if (idle == patience) {
+                break;
             } else if (idle++ < group_.spin) {
                 __builtin_ia32_pause();
             } else {

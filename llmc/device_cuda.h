@@ -51,6 +51,7 @@ struct Run {
     cudaStream_t stream;
     Workspace workspace;
     std::shared_ptr<class CublasLt> cublas_lt;  // gemm_cublaslt.h: made for the first product
+    std::function<void()> poll;                 // what to do while the host waits: lets a communicator look for errors; may be empty
 
     Run() { cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
     Run(const Run&) = delete;
@@ -61,6 +62,7 @@ struct Run {
     void parallel(i64 items, const Job& job) {
         for (i64 item = 0; item < items; item++) { job(item); }
     }
+    bool help_others() const { return false; }  // on the CPU a rank that waits works for others
 };
 
 inline void* device_alloc(i64 bytes, const char* what) {

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
 
 #include "llmc/comm_local.h"
 #include "llmc/comm_mpi.h"
@@ -348,6 +349,63 @@ static int print_results(int tp, int dp) {
         }
         return findings.wrong.empty() ? EXIT_OK : EXIT_FAILED;
     });
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// A rank that waits works on the loops of the others.
+
+// Two ranks as threads: rank 1 runs `items` of a loop, then joins the all-reduce in which rank 0 waits from the first item on.
+static void help_while_waiting(i64 items, const std::function<void(i64)>& item) {
+    LocalGroup world_group(2), tp_group(2), alone_group(1);
+    std::vector<std::thread> threads;
+    std::exception_ptr failure;
+    std::atomic<bool> begun = false;
+    for (int rank = 0; rank < 2; rank++) {
+        threads.emplace_back([&, rank] {
+            LocalComm world(world_group, rank), tp(tp_group, rank), dp(alone_group, 0);
+            Ranks ranks = {&world, &tp, &dp, 2};
+            Run run(1);
+            ranks.connect(run);
+            if (rank == 1) {
+                try {
+                    run.parallel(items, [&](i64 i) {
+                        begun = true;
+                        item(i);
+                    });
+                } catch (...) { failure = std::current_exception(); }
+            } else {
+                while (!begun) { std::this_thread::yield(); }
+            }
+            float one = 1;
+            tp.all_reduce(&one, 1, DType::FP32, Traffic::OTHER);
+            EXPECT_EQ(one, 2);
+        });
+    }
+    for (std::thread& thread : threads) { thread.join(); }
+    if (failure) { std::rethrow_exception(failure); }
+}
+
+TEST(Help, ARankThatWaitsTakesItems) {
+    constexpr i64 ITEMS = 4;
+    std::mutex mutex;
+    std::set<std::thread::id> workers;
+    std::vector<int> times(ITEMS);
+    // No item ends before both ranks have begun one: the owner alone would not come through.
+    help_while_waiting(ITEMS, [&](i64 i) {
+        const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+        for (bool both = false; !both && std::chrono::steady_clock::now() < give_up;) {
+            std::lock_guard<std::mutex> lock(mutex);
+            workers.insert(std::this_thread::get_id());
+            both = workers.size() == 2;
+        }
+        std::lock_guard<std::mutex> lock(mutex);
+        times[i]++;
+    });
+    EXPECT_EQ(workers.size(), 2u);
+    EXPECT_EQ(times, std::vector<int>(ITEMS, 1));
+}
+TEST(Help, AnErrorIsTheOwners) {
+    EXPECT_THROW(help_while_waiting(100, [](i64 i) { check(i != 7, "item 7 fails"); }), Error);
 }
 
 int main(int argc, char** argv) {
