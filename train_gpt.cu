@@ -289,9 +289,12 @@ template <typename X>
 void Model<X>::mlp_half(Activations<X>& s, i64 l, i64 N) {
     const LayerSaved<X>& a = s.layers[l];
     const LayerTensors<X>& p = w.layers[l];
-    matmul_forward(a.up, r.Ur, a.n2, p.up, p.up_bias, N, r.C, r.Ur, 1.0f, run);
-    if (config.is_llama()) { swiglu_forward(a.h, a.up, N, r.Fr, run); }
-    else { gelu_forward(a.h, a.up, N, r.Fr, run); }
+    if (config.is_llama()) {
+        matmul_forward(a.up, r.Ur, a.n2, p.up, p.up_bias, N, r.C, r.Ur, 1.0f, run);
+        swiglu_forward(a.h, a.up, N, r.Fr, run);
+    } else {
+        matmul_gelu_forward(a.h, a.up, a.n2, p.up, p.up_bias, N, r.C, r.Fr, run);
+    }
 }
 
 // tokens (B, S) at positions pos0.. -> n_out (N, C), this rank's normed residual stream. Everything is N = B*S rows.
@@ -333,7 +336,7 @@ double Model<X>::head_loss(Activations<X>& s, i64 N, float scale, GradMode mode,
         if (!want_gradient) { continue; }
         classifier_backward(s.logits, s.lse, targets, r.vocab, scale, n, run);
         matmul_dgrad(s.dn + at * r.C, s.logits, r.Vr, w.head, n, r.C, r.Vr, 1.0f, false, run);
-        matmul_wgrad(g.head, s.logits, r.Vr, x, n, r.C, r.Vr, 1.0f, at == 0 ? mode : GradMode::ADD, run);
+        matmul_wgrad(g.head, nullptr, s.logits, r.Vr, x, n, r.C, r.Vr, 1.0f, at == 0 ? mode : GradMode::ADD, run);
     }
     std::vector<float> losses(N);
     copy_to_host(losses.data(), s.losses, N, run);
@@ -376,7 +379,7 @@ void Model<X>::backward(Activations<X>& s, i64 B, i64 S, GradMode mode) {
         const LayerTensors<float>& d = g.layers[l];
         // the MLP
         Comm::Ticket ticket = start_partial_reduce(send, N, tp);                                              // <=> partial channel reduce 3
-        if (l + 1 < L) { matmul_wgrad(g.layers[l + 1].qkv, dqkv, r.QKVr, s.layers[l + 1].n1, N, C, r.QKVr, 1.0f, mode, run); }
+        if (l + 1 < L) { matmul_wgrad(g.layers[l + 1].qkv, g.layers[l + 1].qkv_bias, dqkv, r.QKVr, s.layers[l + 1].n1, N, C, r.QKVr, 1.0f, mode, run); }
         if (d.down_bias) { bias_backward(d.down_bias, s.dx, N, C, mode, run); }
         recompute_mlp(s, l, N);
         row_parallel_backward(s.dh, d.down, s.dx, s.row, ticket, a.h, p.down, mode, N, r.Fr, tp, run);
@@ -386,15 +389,13 @@ void Model<X>::backward(Activations<X>& s, i64 B, i64 S, GradMode mode) {
         norm_backward(s.dx, true, send.shared, send.ld_shared, send.wire, Ck, d.norm2, d.norm2_bias, s.dn, a.x_mid, a.mean2, a.rstd2, p.norm2, r.norm, mode, N, C, run);
         // attention
         ticket = start_partial_reduce(send, N, tp);                                                           // <=> partial channel reduce 4
-        matmul_wgrad(d.up, s.dup, r.Ur, a.n2, N, C, r.Ur, 1.0f, mode, run);
-        if (d.up_bias) { bias_backward(d.up_bias, s.dup, N, r.Ur, mode, run); }
+        matmul_wgrad(d.up, d.up_bias, s.dup, r.Ur, a.n2, N, C, r.Ur, 1.0f, mode, run);
         if (d.attn_out_bias) { bias_backward(d.attn_out_bias, s.dx, N, C, mode, run); }
         recompute_attention(s, l, B, S);
         row_parallel_backward(s.datt, d.attn_out, s.dx, s.row, ticket, a.att, p.attn_out, mode, N, r.Ar, tp, run);
         attention_backward(s.dq, s.dk, s.dv, s.datt, a.att, a.lse, a.q, a.k, a.v, B, S, r.NHr, r.KVHr, r.HS, run);
         rope_split_backward(dqkv, s.dq, s.dk, s.dv, rope_cos, rope_sin, B, S, r.NHr, r.KVHr, r.HS, run);
         matmul_dgrad(s.dn, dqkv, r.QKVr, p.qkv, N, C, r.QKVr, 1.0f, false, run);
-        if (d.qkv_bias) { bias_backward(d.qkv_bias, dqkv, N, r.QKVr, mode, run); }
         norm_backward(s.dx, true, send.shared, send.ld_shared, send.wire, Ck, d.norm1, d.norm1_bias, s.dn, a.x_in, a.mean1, a.rstd1, p.norm1, r.norm, mode, N, C, run);
     }
 
@@ -402,7 +403,7 @@ void Model<X>::backward(Activations<X>& s, i64 B, i64 S, GradMode mode) {
     if constexpr (std::is_same_v<X, float>) { dx32 = s.dx; }
     else { dx32 = s.dx32, cast(dx32, s.dx, N * C, run); }
     const Comm::Ticket ticket = tp.comm.start_all_reduce(dx32, N * C, DType::FP32, Traffic::EMBEDDING);      // <=> all channels, once
-    matmul_wgrad(g.layers[0].qkv, dqkv, r.QKVr, s.layers[0].n1, N, C, r.QKVr, 1.0f, mode, run);
+    matmul_wgrad(g.layers[0].qkv, g.layers[0].qkv_bias, dqkv, r.QKVr, s.layers[0].n1, N, C, r.QKVr, 1.0f, mode, run);
     tp.comm.wait(ticket);
     embedding_backward(g.embedding, dx32, s.tokens, r.vocab, N, C, config.tie ? GradMode::ADD : mode, run);
     if (g.position) { position_backward(g.position, dx32, B, S, C, config.max_positions, mode, run); }

@@ -262,4 +262,14 @@ void gemm(Y* c, i64 ldc, Matrix<X> a, Matrix<X> b, const X* bias, i64 M, i64 N, 
     });
 }
 
+// Nothing more is fused here.
+template <typename X>
+bool gemm_gelu(X*, X*, Matrix<X>, Matrix<X>, const X*, i64, i64, i64, Run&) {
+    return false;
+}
+template <typename X>
+bool gemm_row_sums(float*, float*, Matrix<X>, Matrix<X>, i64, i64, i64, float, Run&) {
+    return false;
+}
+
 }  // namespace cpu

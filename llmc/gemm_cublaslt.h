@@ -31,6 +31,25 @@ inline uint32_t alignment(const void* p) {
     return (uint32_t)(address & -address);
 }
 
+// What a product does besides: it adds a bias, or makes gelu of the sum as well, or sums a's rows as well.
+struct Epilogue {
+    const void* bias = nullptr;     // (N) of c's type, added to every row
+    void* gelu_input = nullptr;     // (M,N; ldc) of c's type = a b + bias; c = gelu of that, before it was rounded
+    float* row_sums = nullptr;      // (M) = sums over K of a; c is fp32
+
+    cublasLtEpilogue_t kind() const {
+        if (gelu_input) { return bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX; }
+        if (row_sums) { return CUBLASLT_EPILOGUE_BGRADB; }
+        return bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    }
+    bool aligned() const {
+        for (const void* p : {bias, (const void*)gelu_input, (const void*)row_sums}) {
+            if (p && alignment(p) < FULL_ALIGNMENT) { return false; }
+        }
+        return true;
+    }
+};
+
 class CublasLt {
 public:
     explicit CublasLt(uint64_t most_workspace = 32 << 20) : most_workspace_(most_workspace) {
@@ -39,18 +58,23 @@ public:
         handle_.reset(handle);
     }
 
-    // c = or += alpha * a b + bias, as gemm() below, which makes this one's conditions true: no size is 0; a bias is of c's type and aligned.
+    // c = or += alpha * a b, and the epilogue. No size is 0, the epilogue's pointers are aligned. False, and nothing is done, where the library
+    // has no algorithm for the product with that epilogue.
     template <typename X, typename Y>
-    void multiply(Y* c, i64 ldc, Matrix<X> a, Matrix<X> b, const X* bias, i64 M, i64 N, i64 K, float alpha, bool accumulate, Run& run) {
-        const Product product{cuda_type<X>, cuda_type<Y>, a.transposed, b.transposed, bias != nullptr, M, N, K, a.ld, b.ld, ldc,
+    bool multiply(Y* c, i64 ldc, Matrix<X> a, Matrix<X> b, const Epilogue& epilogue, i64 M, i64 N, i64 K, float alpha, bool accumulate, Run& run) {
+        const Product product{cuda_type<X>, cuda_type<Y>, a.transposed, b.transposed, epilogue.kind(), M, N, K, a.ld, b.ld, ldc,
                               alignment(a.data), alignment(b.data), alignment(c)};
         const Plan& plan = plan_for(product);
-        if (bias) { set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
+        if (!plan.found) {
+            check(product.epilogue != CUBLASLT_EPILOGUE_DEFAULT, "cuBLASLt has no algorithm for %s", in_words(product).c_str());
+            return false;
+        }
+        set_pointers(plan.desc, epilogue);
         const float beta = accumulate ? 1.0f : 0.0f;
         cublas_check(cublasLtMatmul(handle_.get(), plan.desc.get(), &alpha, b.data, plan.b.get(), a.data, plan.a.get(), &beta, c, plan.c.get(),
                                     c, plan.c.get(), &plan.algo, run.workspace.get<char>((i64)plan.workspace), plan.workspace, run.stream));
+        return true;
     }
-
     size_t plans() const { return plans_.size(); }
 
 private:
@@ -69,7 +93,8 @@ private:
     // All that a plan depends on.
     struct Product {
         cudaDataType_t type, c_type;  // type: of a and b
-        bool a_transposed, b_transposed, bias;
+        bool a_transposed, b_transposed;
+        cublasLtEpilogue_t epilogue;
         i64 M, N, K, lda, ldb, ldc;
         uint32_t a_alignment, b_alignment, c_alignment;
         auto operator<=>(const Product&) const = default;
@@ -77,6 +102,7 @@ private:
     struct Plan {
         Desc desc;
         Layout a, b, c;
+        bool found;
         cublasLtMatmulAlgo_t algo;
         size_t workspace;  // bytes
     };
@@ -89,6 +115,17 @@ private:
     template <typename T>
     static void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attribute, const T& value) {
         cublas_check(cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)));
+    }
+    // The library has one attribute for a bias and for the gradient of one.
+    static void set_pointers(const Desc& desc, const Epilogue& epilogue) {
+        const void* vector = epilogue.row_sums ? epilogue.row_sums : epilogue.bias;
+        if (vector) { set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector); }
+        if (epilogue.gelu_input) { set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, epilogue.gelu_input); }
+    }
+    static std::string in_words(const Product& p) {
+        const auto name = [](cudaDataType_t type) { return type == CUDA_R_32F ? "fp32" : "bf16"; };
+        return format("(%lld, %lld) x (%lld, %lld), strides %lld, %lld, %lld, %s to %s", (long long)p.M, (long long)p.K, (long long)p.K,
+                      (long long)p.N, (long long)p.lda, (long long)p.ldb, (long long)p.ldc, name(p.type), name(p.c_type));
     }
     // A row-major (rows, cols) matrix, or the transpose of one.
     static Layout layout(cudaDataType_t type, i64 rows, i64 cols, i64 ld, bool transposed) {
@@ -103,10 +140,12 @@ private:
         Desc desc(made);
         set(desc, CUBLASLT_MATMUL_DESC_TRANSA, p.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
         set(desc, CUBLASLT_MATMUL_DESC_TRANSB, p.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
-        if (p.bias) {
-            set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-            set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, (const void*)(uintptr_t)FULL_ALIGNMENT);  // the heuristic asks for its alignment
-        }
+        set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, p.epilogue);
+        // The heuristic asks the epilogue's pointers for their alignment, and for nothing else.
+        void* const aligned = (void*)(uintptr_t)FULL_ALIGNMENT;
+        const bool gelu = p.epilogue == CUBLASLT_EPILOGUE_GELU_AUX || p.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+        if (gelu) { set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)p.ldc); }
+        set_pointers(desc, {aligned, gelu ? aligned : nullptr});
         return desc;
     }
     Preference prefer(const Product& p) const {
@@ -123,16 +162,15 @@ private:
     }
     Plan make_plan(const Product& p) const {
         Plan plan{describe(p), layout(p.type, p.M, p.K, p.lda, p.a_transposed), layout(p.type, p.K, p.N, p.ldb, p.b_transposed),
-                  layout(p.c_type, p.M, p.N, p.ldc, false), {}, 0};
+                  layout(p.c_type, p.M, p.N, p.ldc, false), false, {}, 0};
         const Preference preference = prefer(p);
         cublasLtMatmulHeuristicResult_t best{};
         int found = 0;
-        cublas_check(cublasLtMatmulAlgoGetHeuristic(handle_.get(), plan.desc.get(), plan.b.get(), plan.a.get(), plan.c.get(), plan.c.get(),
-                                                    preference.get(), 1, &best, &found));
-        check(found > 0, "cuBLASLt has no algorithm for (%lld, %lld) x (%lld, %lld), strides %lld, %lld, %lld, %s to %s", (long long)p.M,
-              (long long)p.K, (long long)p.K, (long long)p.N, (long long)p.lda, (long long)p.ldb, (long long)p.ldc,
-              p.type == CUDA_R_32F ? "fp32" : "bf16", p.c_type == CUDA_R_32F ? "fp32" : "bf16");
-        cublas_check(best.state);
+        const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle_.get(), plan.desc.get(), plan.b.get(), plan.a.get(), plan.c.get(),
+                                                                     plan.c.get(), preference.get(), 1, &best, &found);
+        if (status == CUBLAS_STATUS_NOT_SUPPORTED) { return plan; }
+        cublas_check(status);
+        plan.found = found > 0 && best.state == CUBLAS_STATUS_SUCCESS;
         plan.algo = best.algo, plan.workspace = best.workspaceSize;
         return plan;
     }
@@ -153,19 +191,38 @@ namespace gpu {
 template <typename X, typename Y>
 void fill_rows(Y* c, i64 ldc, const X* bias, i64 M, i64 N, Run& run);
 
+inline CublasLt& cublas_lt(Run& run) {
+    if (!run.cublas_lt) { run.cublas_lt = std::make_shared<CublasLt>(); }
+    return *run.cublas_lt;
+}
+
 template <typename X, typename Y>
 void gemm(Y* c, i64 ldc, Matrix<X> a, Matrix<X> b, const X* bias, i64 M, i64 N, i64 K, float alpha, bool accumulate, Run& run) {
     if (M == 0 || N == 0) { return; }
-    // The library adds a bias of c's type, aligned. Any other is written to c first, and so are the zeros of a sum over nothing.
-    const bool fused = bias && K > 0 && std::is_same_v<X, Y> && alignment(bias) == FULL_ALIGNMENT;
-    if (!fused && (bias || (K == 0 && !accumulate))) {
+    if (const Epilogue add{bias}; bias && std::is_same_v<X, Y> && K > 0 && add.aligned()) {
+        if (cublas_lt(run).multiply(c, ldc, a, b, add, M, N, K, alpha, accumulate, run)) { return; }
+    }
+    // A bias that the library does not add is written to c first, and so are the zeros of a sum over nothing.
+    if (bias || (K == 0 && !accumulate)) {
         check(!accumulate, "gemm: a bias of another type, or not aligned, cannot be added to a sum");
         fill_rows(c, ldc, bias, M, N, run);
         accumulate = true;
     }
-    if (K == 0) { return; }
-    if (!run.cublas_lt) { run.cublas_lt = std::make_shared<CublasLt>(); }
-    run.cublas_lt->multiply(c, ldc, a, b, fused ? bias : nullptr, M, N, K, alpha, accumulate, run);
+    if (K > 0) { cublas_lt(run).multiply(c, ldc, a, b, {}, M, N, K, alpha, accumulate, run); }
+}
+
+template <typename X>
+bool gemm_gelu(X* h, X* u, Matrix<X> a, Matrix<X> b, const X* bias, i64 M, i64 N, i64 K, Run& run) {
+    const Epilogue gelu{bias, u};
+    const bool fits = M > 0 && N > 0 && K > 0 && N % 8 == 0 && gelu.aligned();  // the library's condition on u's stride
+    return fits && cublas_lt(run).multiply(h, N, a, b, gelu, M, N, K, 1.0f, false, run);
+}
+
+template <typename X>
+bool gemm_row_sums(float* c, float* sums, Matrix<X> a, Matrix<X> b, i64 M, i64 N, i64 K, float alpha, Run& run) {
+    const Epilogue both{nullptr, nullptr, sums};
+    const bool fits = M > 0 && N > 0 && K > 0 && both.aligned();
+    return fits && cublas_lt(run).multiply(c, N, a, b, both, M, N, K, alpha, false, run);
 }
 
 }  // namespace gpu

@@ -19,7 +19,8 @@ namespace BACKEND {
     template void norm_apply(X*, const X*, const float*, const float*, const X*, const X*, NormKind, i64, i64, Run&);                    \
     template void norm_backward(X*, bool, void*, i64, DType, i64, float*, float*, const X*, const X*, const float*, const float*,        \
                                 const X*, NormKind, GradMode, i64, i64, Run&);                                                           \
-    template void matmul_wgrad(float*, const X*, i64, const X*, i64, i64, i64, float, GradMode, Run&);                                   \
+    template void matmul_wgrad(float*, float*, const X*, i64, const X*, i64, i64, i64, float, GradMode, Run&);                           \
+    template void matmul_gelu_forward(X*, X*, const X*, const X*, const X*, i64, i64, i64, Run&);                                        \
     template void bias_backward(float*, const X*, i64, i64, GradMode, Run&);                                                             \
     template void rope_split_forward(X*, X*, X*, const X*, const float*, const float*, i64, i64, i64, i64, i64, i64, i64, Run&);         \
     template void rope_split_backward(X*, const X*, const X*, const X*, const float*, const float*, i64, i64, i64, i64, i64, Run&);      \

@@ -69,9 +69,13 @@ void matmul_forward(Y* out, i64 ld_out, const X* in, const X* weight, const X* b
 // din (N, K) = alpha * dout (N, OC; ld_dout) W, or += where accumulate.
 template <typename X, typename Y>
 void matmul_dgrad(Y* din, const X* dout, i64 ld_dout, const X* weight, i64 N, i64 K, i64 OC, float alpha, bool accumulate, Run& run);
-// dweight (OC, K) (+)= alpha * dout^T in.
+// dweight (OC, K) (+)= alpha * dout^T in. dbias (OC), which may be null, (+)= column sums of dout, dense then.
 template <typename X>
-void matmul_wgrad(float* dweight, const X* dout, i64 ld_dout, const X* in, i64 N, i64 K, i64 OC, float alpha, GradMode mode, Run& run);
+void matmul_wgrad(float* dweight, float* dbias, const X* dout, i64 ld_dout, const X* in, i64 N, i64 K, i64 OC, float alpha, GradMode mode,
+                  Run& run);
+// u (N, OC) = in W^T + bias, h (N, OC) = gelu(u); bias may be null. Where a library fuses both, h comes of u before its rounding.
+template <typename X>
+void matmul_gelu_forward(X* h, X* u, const X* in, const X* weight, const X* bias, i64 N, i64 K, i64 OC, Run& run);
 // dbias (OC) (+)= column sums of dout (N, OC; ld OC), in fp32, in a fixed order.
 template <typename X>
 void bias_backward(float* dbias, const X* dout, i64 N, i64 OC, GradMode mode, Run& run);

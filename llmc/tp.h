@@ -91,7 +91,7 @@ void row_parallel_backward(X* da, float* dweight, const X* dx, RowParallelScratc
         }
     };
     if (Cp > 0) {
-        matmul_wgrad(dweight + Ck * K, dx + Ck, C, a, N, K, Cp, tp.private_scale, mode, run);
+        matmul_wgrad(dweight + Ck * K, nullptr, dx + Ck, C, a, N, K, Cp, tp.private_scale, mode, run);
         input_gradient(dx + Ck, C, weight + Ck * K, Cp, tp.private_scale, false);
     }
     tp.comm.wait(ticket);
@@ -108,7 +108,7 @@ void row_parallel_backward(X* da, float* dweight, const X* dx, RowParallelScratc
                 shared = s.staging;
             }
         }
-        matmul_wgrad(dweight, shared, ld, a, N, K, Ck, 1.0f, mode, run);
+        matmul_wgrad(dweight, nullptr, shared, ld, a, N, K, Ck, 1.0f, mode, run);
         input_gradient(shared, ld, weight, Ck, 1.0f, Cp > 0);
     }
     if constexpr (!std::is_same_v<X, float>) {

@@ -135,7 +135,7 @@ void bench(Bench& bench) {
         bench.compute(format("matmul dgrad %s", name).c_str(), flop,
                       [&] { matmul_dgrad(out, in, oc, weight, n, k, oc, 1.0f, false, run); });
         bench.compute(format("matmul wgrad %s", name).c_str(), flop,
-                      [&] { matmul_wgrad(grad, in, oc, other, n, k, oc, 1.0f, GradMode::ADD, run); });
+                      [&] { matmul_wgrad(grad, nullptr, in, oc, other, n, k, oc, 1.0f, GradMode::ADD, run); });
     }
     for (i64 rows : {1, 4, 16}) {
         bench.move(format("matmul forward qkv, %lld rows (weight bytes)", (long long)rows).c_str(), 3.0 * C * C * x,

@@ -79,7 +79,10 @@ COSTS = {
     'norm_backward': norm_backward,
     'matmul_forward': lambda c: product(c, c['N'] * c['K'] * x(c, 'in'), c['OC'] * c['K'] * x(c, 'weight'), c['N'] * c['OC'] * x(c, 'out')),
     'matmul_dgrad': lambda c: product(c, c['N'] * c['OC'] * x(c, 'dout'), c['OC'] * c['K'] * x(c, 'weight'), c['N'] * c['K'] * x(c, 'din') * passes(c)),
-    'matmul_wgrad': lambda c: product(c, c['N'] * c['OC'] * x(c, 'dout'), c['N'] * c['K'] * x(c, 'in'), c['OC'] * c['K'] * 4 * passes(c)),
+    # A bias gradient that is added to has a pass over dout of its own; one that is written is summed in the product.
+    'matmul_wgrad': lambda c: product(c, c['N'] * c['OC'] * x(c, 'dout') * (passes(c) if c.get('dbias') else 1), c['N'] * c['K'] * x(c, 'in'),
+                                      c['OC'] * c['K'] * 4 * passes(c)),
+    'matmul_gelu_forward': lambda c: product(c, c['N'] * c['K'] * x(c, 'in'), c['OC'] * c['K'] * x(c, 'weight'), c['N'] * c['OC'] * 2 * x(c, 'u')),
     'bias_backward': lambda c: moved(c['N'] * c['OC'] * x(c, 'dout')),
     'cast': lambda c: moved(c['count'] * (x(c, 'from') + x(c, 'to'))),
     'rope_split_forward': lambda c: moved(c['B'] * c['S'] * c['HS'] * 2 * (c['NH'] + 2 * c['KVH']) * x(c, 'q')),

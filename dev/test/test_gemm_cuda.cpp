@@ -31,7 +31,7 @@ void test_products(const Sizes& sizes, float alpha, bool accumulate, bool with_b
         Memory<float> dw(accumulate ? dw_before : Vec<float>(OC * K, NAN), side, shift);
         gpu::matmul_forward(out.data, ld, i.data, w.data, with_bias ? b.data : nullptr, N, K, OC, alpha, side.run);
         gpu::matmul_dgrad(din.data, d.data, ld, w.data, N, K, OC, alpha, accumulate, side.run);
-        gpu::matmul_wgrad(dw.data, d.data, ld, i.data, N, K, OC, alpha, accumulate ? GradMode::ADD : GradMode::WRITE, side.run);
+        gpu::matmul_wgrad(dw.data, nullptr, d.data, ld, i.data, N, K, OC, alpha, accumulate ? GradMode::ADD : GradMode::WRITE, side.run);
         return std::tuple(out.values(), din.values(), dw.values());
     };
     const auto [out, din, dweight] = products();
@@ -76,6 +76,59 @@ TEST(GemmCuda, Float) { test_products<float, float>(); }
 TEST(GemmCuda, Bf16) { test_products<bf16, bf16>(); }
 TEST(GemmCuda, Bf16ToFloat) { test_products<bf16, float>(); }
 
+// What is fused with a product, and the same where the library cannot (rows of another alignment, or no such algorithm).
+double gelu(double u) { return 0.5 * u * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (u + 0.044715 * u * u * u))); }
+template <typename X>
+void test_fused(const Sizes& sizes, bool add, bool with_bias, bool library_fuses) {
+    const auto [N, K, OC, pad, shift] = sizes;
+    const float alpha = 1.5f;  // of the weight gradient, not of the bias gradient
+    const bool fused = library_fuses && K > 0 && OC % 8 == 0 && shift == 0;
+    SCOPED_TRACE(format("N %lld K %lld OC %lld shift %lld, add %d bias %d", (long long)N, (long long)K, (long long)OC, (long long)shift, add, with_bias));
+    const auto in = random_values<X>(N * K, 1), weight = random_values<X>(OC * K, 2), bias = random_values<X>(OC, 3), dout = random_values<X>(N * OC, 4);
+    const auto dw_before = random_values<float>(OC * K, 5), db_before = random_values<float>(OC, 6);
+    Side side{true};
+    Memory<X> i(in, side, shift), w(weight, side, shift), b(bias, side, shift), d(dout, side, shift), h(N * OC, side, shift), u(N * OC, side, shift);
+    Memory<float> dw(add ? dw_before : Vec<float>(OC * K, NAN), side, shift), db(add ? db_before : Vec<float>(OC, NAN), side, shift);
+    gpu::matmul_gelu_forward(h.data, u.data, i.data, w.data, with_bias ? b.data : nullptr, N, K, OC, side.run);
+    gpu::matmul_wgrad(dw.data, with_bias ? db.data : nullptr, d.data, OC, i.data, N, K, OC, alpha, add ? GradMode::ADD : GradMode::WRITE, side.run);
+    Doubles want_u(N * OC), want_h(N * OC), want_dw = add ? doubles(dw_before) : Doubles(OC * K), want_db = add ? doubles(db_before) : Doubles(OC);
+    for (i64 n = 0; n < N; n++) {
+        for (i64 o = 0; o < OC; o++) {
+            double& sum = want_u[n * OC + o];
+            const double slope = (float)dout[n * OC + o];
+            for (i64 k = 0; k < K; k++) {
+                sum += (double)(float)in[n * K + k] * (float)weight[o * K + k];
+                want_dw[o * K + k] += alpha * slope * (float)in[n * K + k];
+            }
+            sum += with_bias ? (float)bias[o] : 0.0;
+            want_h[n * OC + o] = gelu(sum);
+            want_db[o] += slope;
+        }
+    }
+    expect_close(u.values(), want_u, 1e-6 * (4 + std::sqrt(K)), "u");
+    // Fused, h does not see that u is rounded.
+    expect_close(h.values(), want_h, 1e-6 * (4 + std::sqrt(K)) + (fused ? 0.0 : 4 * unit<X>), "h");
+    expect_close(dw.values(), want_dw, 1e-6 * (4 + std::sqrt(N)), "dweight");
+    if (with_bias) { expect_close(db.values(), want_db, 1e-6 * (4 + std::sqrt(N)), "dbias"); }
+}
+template <typename X>
+void test_fused(bool library_fuses) {
+    for (const Sizes& sizes : Vec<Sizes>{{1, 1, 1, 0, 0}, {3, 17, 5, 0, 0}, {8, 32, 16, 0, 0}, {8, 32, 16, 0, 1}, {67, 70, 24, 0, 0}, {2, 0, 8, 0, 0}, {0, 8, 8, 0, 0}}) {
+        for (int variant = 0; variant < 4; variant++) { test_fused<X>(sizes, variant & 1, variant & 2, library_fuses); }
+    }
+}
+TEST(GemmCuda, Fused) {
+    test_fused<float>(true);
+    test_fused<bf16>(true);
+}
+TEST(GemmCuda, NothingIsFusedWhereTheLibraryCannot) {
+    setenv("SIMT_EPILOGUES", "none", 1);
+    test_fused<float>(false);
+    test_fused<bf16>(false);
+    test_products<bf16, bf16>({8, 32, 16, 0, 0}, 1.0f, false, true);
+    unsetenv("SIMT_EPILOGUES");
+}
+
 // The two blocks of the partial channel reduce, at every Ck: weights begin at any address, the gradient's blocks lie side by side.
 TEST(GemmCuda, BlocksOfThePartialReduce) {
     const i64 N = 5, K = 24, C = 19;
@@ -90,8 +143,8 @@ TEST(GemmCuda, BlocksOfThePartialReduce) {
         gpu::matmul_forward(priv.data, ld_priv, a.data, w.data + Ck * K, none, N, K, Cp, 2.0f, side.run);
         gpu::matmul_dgrad(din.data, d.data + Ck, C, w.data + Ck * K, N, K, Cp, 2.0f, false, side.run);
         gpu::matmul_dgrad(din.data, d.data, C, w.data, N, K, Ck, 1.0f, true, side.run);
-        gpu::matmul_wgrad(dw.data + Ck * K, d.data + Ck, C, a.data, N, K, Cp, 2.0f, GradMode::WRITE, side.run);
-        gpu::matmul_wgrad(dw.data, d.data, C, a.data, N, K, Ck, 1.0f, GradMode::WRITE, side.run);
+        gpu::matmul_wgrad(dw.data + Ck * K, nullptr, d.data + Ck, C, a.data, N, K, Cp, 2.0f, GradMode::WRITE, side.run);
+        gpu::matmul_wgrad(dw.data, nullptr, d.data, C, a.data, N, K, Ck, 1.0f, GradMode::WRITE, side.run);
         Doubles want_shared(N * ld_shared, 7.0), want_priv(N * ld_priv, 7.0), want_din(N * K), want_dw(C * K);
         for (i64 n = 0; n < N; n++) {
             for (i64 c = 0; c < C; c++) {
@@ -160,7 +213,8 @@ protected:
     cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
     cublasOperation_t transpose_a = CUBLAS_OP_N;
     int epilogue = CUBLASLT_EPILOGUE_BIAS;
-    const void *bias_at_first = bias.data, *bias_then = bias.data;
+    const void *bias_at_first = bias.data, *bias_then = bias.data, *gelu_input = nullptr;
+    i64 ld_gelu = 0;
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     uint64_t most_workspace = 1 << 16;
     void* workspace_at = workspace.data;
@@ -192,6 +246,8 @@ private:
         set(CUBLASLT_MATMUL_DESC_TRANSA, transpose_a);
         set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
         set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_at_first);
+        set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, gelu_input);
+        set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld_gelu);
         cublasLtMatmulPreference_t preference;
         cublas_check(cublasLtMatmulPreferenceCreate(&preference));
         const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
@@ -336,6 +392,30 @@ TEST_F(Cublas, Bias) {
 TEST_F(Cublas, Overlap) {
     D.data = a.data;
     expect_error({"D overlaps A"});
+}
+TEST_F(Cublas, InputOfGelu) {
+    Memory<float> input(m * n, side), small(m * n - 1, side);
+    epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    expect_error({"GELU's input has leading dimension 0, D has 24 rows"});
+    ld_gelu = m;
+    expect_error({"GELU's input: a null pointer"});
+    gelu_input = small.data;
+    expect_error({"GELU's input: 1536 bytes at byte 0 of an allocation of 1532"});
+    gelu_input = d.data;
+    expect_error({"D overlaps GELU's input"});
+    gelu_input = input.data;
+    EXPECT_EQ(multiply(), "");
+    ld_gelu = m + 4;
+    expect_error({"GELU's input has leading dimension 28"});
+}
+TEST_F(Cublas, BiasGradient) {
+    epilogue = CUBLASLT_EPILOGUE_BGRADB;  // n long
+    EXPECT_EQ(multiply(), "");
+    Memory<float> short_gradient(n - 1, side);
+    bias_then = short_gradient.data;
+    expect_error({"the bias gradient: 64 bytes at byte 0 of an allocation of 60"});
+    bias_then = d.data;
+    expect_error({"D overlaps the bias gradient"});
 }
 TEST_F(Cublas, Epilogue) {
     epilogue = CUBLASLT_EPILOGUE_RELU;

@@ -218,12 +218,12 @@ void test_products() {
                 Vec<float> dweight = dw_before, dbias = db_before;
                 matmul_forward(out.data(), ld, in.data(), weight.data(), variant ? bias.data() : nullptr, N, K, OC, alpha, run);
                 matmul_dgrad(din.data(), dout.data(), ld, weight.data(), N, K, OC, alpha, variant, run);
-                matmul_wgrad(dweight.data(), dout.data(), ld, in.data(), N, K, OC, alpha, grad_mode(variant), run);
+                matmul_wgrad(dweight.data(), variant ? nullptr : dbias.data(), dout.data(), ld, in.data(), N, K, OC, alpha, grad_mode(variant), run);
                 if (!variant) { bias_backward(dbias.data(), dout.data(), N, OC, GradMode::ADD, run); }
                 return std::tuple(out, din, dweight, dbias);
             });
             Doubles want_out(N * ld, 7.0), want_din = variant ? doubles(din_before) : Doubles(N * K);
-            Doubles want_dw = variant ? doubles(dw_before) : Doubles(OC * K), want_db = doubles(db_before);
+            Doubles want_dw = variant ? doubles(dw_before) : Doubles(OC * K), want_db = variant ? doubles(db_before) : Doubles(OC);
             for (i64 n = 0; n < N; n++) {
                 for (i64 o = 0; o < OC; o++) {
                     double sum = 0.0;
@@ -234,7 +234,7 @@ void test_products() {
                         want_dw[o * K + k] += d * (float)in[n * K + k];
                     }
                     want_out[n * ld + o] = alpha * sum + (variant ? (float)bias[o] : 0.0);
-                    want_db[o] += variant ? 0.0 : (float)dout[n * ld + o];
+                    want_db[o] += variant ? 0.0 : 2 * (float)dout[n * ld + o];  // written, then added to
                 }
             }
             expect_close(out, want_out, 1e-6 * (4 + std::sqrt(K)), "out");

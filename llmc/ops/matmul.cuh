@@ -3,6 +3,7 @@
 //   forward  out (N,OC; ld_out)   = alpha * in W^T + bias
 //   dgrad    din (N,K)            = or += alpha * dout W
 //   wgrad    dweight (OC,K; fp32) = or += alpha * dout^T in         dbias (OC; fp32) = or += column sums of dout
+//   gelu     u (N,OC) = in W^T + bias, h = gelu(u)
 //
 // Sums in fp32, rounded once. A product with nothing to sum over (a rank without vocabulary rows) writes zeros.
 #pragma once
@@ -108,9 +109,20 @@ void matmul_dgrad(Y* din, const X* dout, i64 ld_dout, const X* weight, i64 N, i6
     gemm(din, K, a, b, (const X*)nullptr, N, K, OC, alpha, accumulate, run);
 }
 template <typename X>
-void matmul_wgrad(float* dweight, const X* dout, i64 ld_dout, const X* in, i64 N, i64 K, i64 OC, float alpha, GradMode mode, Run& run) {
+void matmul_wgrad(float* dweight, float* dbias, const X* dout, i64 ld_dout, const X* in, i64 N, i64 K, i64 OC, float alpha, GradMode mode,
+                  Run& run) {
     const Matrix<X> a{dout, ld_dout, true}, b{in, K, false};
+    check(!dbias || ld_dout == OC, "matmul_wgrad: a bias gradient wants dense rows, not %lld of %lld", (long long)OC, (long long)ld_dout);
+    if (dbias && mode == GradMode::WRITE && gemm_row_sums(dweight, dbias, a, b, OC, K, N, alpha, run)) { return; }
     gemm(dweight, K, a, b, (const X*)nullptr, OC, K, N, alpha, mode == GradMode::ADD, run);
+    if (dbias) { bias_backward(dbias, dout, N, OC, mode, run); }
+}
+template <typename X>
+void matmul_gelu_forward(X* h, X* u, const X* in, const X* weight, const X* bias, i64 N, i64 K, i64 OC, Run& run) {
+    const Matrix<X> a{in, K, false}, b{weight, K, true};
+    if (gemm_gelu(h, u, a, b, bias, N, OC, K, run)) { return; }
+    matmul_forward(u, OC, in, weight, bias, N, K, OC, 1.0f, run);
+    gelu_forward(h, u, N, OC, run);
 }
 
 std::string gemm_library() {

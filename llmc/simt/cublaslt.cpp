@@ -4,6 +4,8 @@
 // pointer less aligned than the preference said, no smaller workspace. What is wrong is an error before anything is queued, and
 // cublasLtGetStatusString says what. A product that splits K, as the library does where there are few tiles, spoils its whole workspace.
 //
+// Environment: SIMT_EPILOGUES=none, a library that has no algorithm with an epilogue, so that what is done then is tested.
+//
 // Sums are made in fp32 in a fixed order (gemm_cpu.h's plain loops), another one than a GPU's.
 #include "grid.h"
 
@@ -50,7 +52,9 @@ struct Desc {
     int32_t compute, scale;
     int32_t transposed[2] = {CUBLAS_OP_N, CUBLAS_OP_N};  // A, B
     uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-    const void* bias = nullptr;
+    void* bias = nullptr;  // or its gradient
+    void* gelu_input = nullptr;
+    int64_t ld_gelu = 0;
 };
 struct Layout {  // column-major
     cudaDataType_t type;
@@ -75,13 +79,17 @@ struct Problem {
     i64 m() const { return (i64)layouts[D].rows; }
     i64 n() const { return (i64)layouts[D].cols; }
     i64 k() const { return (i64)(desc.transposed[A] == CUBLAS_OP_T ? layouts[A].rows : layouts[A].cols); }
-    bool has_bias() const { return desc.epilogue == CUBLASLT_EPILOGUE_BIAS; }
-    size_t bias_bytes() const { return layouts[D].rows * layouts[D].element(); }
-    // Of all but the bias' address (FNV-1a over words).
+    bool has_bias() const { return desc.epilogue == CUBLASLT_EPILOGUE_BIAS || desc.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
+    bool has_gelu() const { return desc.epilogue == CUBLASLT_EPILOGUE_GELU_AUX || desc.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
+    bool has_bias_gradient() const { return desc.epilogue == CUBLASLT_EPILOGUE_BGRADB; }
+    size_t bias_bytes() const { return (size_t)(has_bias_gradient() ? n() : m()) * layouts[D].element(); }
+    Layout gelu_layout() const { return {layouts[D].type, layouts[D].rows, layouts[D].cols, desc.ld_gelu}; }
+    // Of all but addresses (FNV-1a over words).
     uint64_t fingerprint() const {
         uint64_t hash = 14695981039346656037u;
         const auto add = [&](uint64_t value) { hash = (hash ^ value) * 1099511628211u; };
         for (int32_t value : {desc.compute, desc.scale, desc.transposed[A], desc.transposed[B], (int32_t)desc.epilogue}) { add((uint64_t)value); }
+        add((uint64_t)desc.ld_gelu);
         for (const Layout& l : layouts) { add(l.type), add(l.rows), add(l.cols), add((uint64_t)l.ld); }
         return hash;
     }
@@ -90,7 +98,7 @@ struct Problem {
 struct Algo {
     uint64_t problem;  // fingerprint
     uint64_t workspace;
-    uint32_t alignment[4], bias_alignment;
+    uint32_t alignment[4], bias_alignment, gelu_alignment;
 };
 static_assert(sizeof(Algo) <= sizeof(cublasLtMatmulAlgo_t));
 
@@ -113,7 +121,11 @@ void check_problem(const Problem& p) {
     require(am == d.rows && bn == d.cols && ak == bk, INVALID_VALUE, "(%zu x %zu) (%zu x %zu) is not %zu x %zu", (size_t)am, (size_t)ak, (size_t)bk,
             (size_t)bn, (size_t)d.rows, (size_t)d.cols);
     require(c == d, NOT_SUPPORTED, "C and D have different layouts");
-    require(p.desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || p.has_bias(), NOT_SUPPORTED, "epilogue %u", p.desc.epilogue);
+    require(p.desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || p.has_bias() || p.has_gelu() || p.has_bias_gradient(), NOT_SUPPORTED, "epilogue %u",
+            p.desc.epilogue);
+    require(!p.has_gelu() || (p.desc.ld_gelu % 8 == 0 && p.desc.ld_gelu >= p.m()), INVALID_VALUE,
+            "GELU's input has leading dimension %lld, D has %zu rows: wanted a multiple of 8, no less", (long long)p.desc.ld_gelu, (size_t)d.rows);
+    require(!p.has_bias_gradient() || d.type == CUDA_R_32F, NOT_SUPPORTED, "a bias gradient in bf16");
 }
 
 uint32_t alignment_of(const void* p, uint32_t most) {
@@ -136,7 +148,14 @@ void check_operands(const Problem& p, const Algo& algo, const void* a, const voi
         check_memory(pointers[which], bytes, algo.alignment[which], NAMES[which], stream);
         require(which == C || which == D || !overlap(pointers[which], bytes, d, p.layouts[D].bytes()), INVALID_VALUE, "D overlaps %s", NAMES[which]);
     }
-    if (p.has_bias()) { check_memory(p.desc.bias, p.bias_bytes(), algo.bias_alignment, "the bias", stream); }
+    const auto check_vector = [&](const void* vector, size_t vector_bytes, uint32_t alignment, const char* name) {
+        check_memory(vector, vector_bytes, alignment, name, stream);
+        require(!overlap(vector, vector_bytes, d, p.layouts[D].bytes()), INVALID_VALUE, "D overlaps %s", name);
+    };
+    if (p.has_bias() || p.has_bias_gradient()) {
+        check_vector(p.desc.bias, p.bias_bytes(), algo.bias_alignment, p.has_bias() ? "the bias" : "the bias gradient");
+    }
+    if (p.has_gelu()) { check_vector(p.desc.gelu_input, p.gelu_layout().bytes(), algo.gelu_alignment, "GELU's input"); }
 }
 void check_workspace(const Problem& p, const Algo& algo, const void* workspace, size_t bytes, const void* d, cudaStream_t stream) {
     require(bytes >= algo.workspace, INVALID_VALUE, "a workspace of %zu bytes, where the algorithm needs %zu", bytes, (size_t)algo.workspace);
@@ -155,10 +174,12 @@ size_t wanted_workspace(const Problem& p, const Preference& preference) {
 }
 Algo choose(const Problem& p, const Preference& preference) {
     check_problem(p);
+    const char* epilogues = getenv("SIMT_EPILOGUES");
+    require(p.desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || !epilogues || strcmp(epilogues, "none") != 0, NOT_SUPPORTED, "epilogues, as SIMT_EPILOGUES says");
     // The project's own rule: sums are rounded once.
     require(!(preference.schemes & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE)) || p.layouts[D].type == CUDA_R_32F,
             NOT_SUPPORTED, "reduction schemes 0x%x round partial sums to bf16", preference.schemes);
-    Algo algo{p.fingerprint(), wanted_workspace(p, preference), {}, 0};
+    Algo algo{p.fingerprint(), wanted_workspace(p, preference), {}, 0, 0};
     for (Operand which : {A, B, C, D}) {
         const uint32_t promised = preference.alignment[which];
         require(std::has_single_bit(promised) && promised % p.layouts[which].element() == 0, INVALID_VALUE,
@@ -166,11 +187,14 @@ Algo choose(const Problem& p, const Preference& preference) {
         algo.alignment[which] = promised;
     }
     // Of epilogues' pointers the heuristic takes the alignment from the pointer itself.
-    algo.bias_alignment = p.has_bias() ? alignment_of(p.desc.bias, 256) : 0;
+    algo.bias_alignment = alignment_of(p.desc.bias, 256);
+    algo.gelu_alignment = alignment_of(p.desc.gelu_input, 256);
     return algo;
 }
 
 // ---- the product ----------------------------------------------------------------------------------------------------
+float gelu(float x) { return 0.5f * x * (1.0f + std::tanh(0.7978845608f * x * (1.0f + 0.044715f * x * x))); }  // the tanh form, as the library's
+
 template <typename X, typename Y>
 void multiply(const Problem& p, float alpha, const X* a, const X* b, float beta, const Y* c, Y* d) {
     const i64 m = p.m(), n = p.n(), ld = p.layouts[D].ld;
@@ -180,13 +204,23 @@ void multiply(const Problem& p, float alpha, const X* a, const X* b, float beta,
     std::vector<float> sums(n * m);
     cpu::plain_block(cpu::Block<X, float>{sums.data(), m, left, right, nullptr, n, m, p.k(), alpha, false});
     const Y* bias = p.has_bias() ? (const Y*)p.desc.bias : nullptr;
+    Y* gelu_input = p.has_gelu() ? (Y*)p.desc.gelu_input : nullptr;
     for (i64 j = 0; j < n; j++) {
         for (i64 i = 0; i < m; i++) {
             float value = sums[j * m + i];
             if (beta != 0.0f) { value += beta * (float)c[j * ld + i]; }
             if (bias) { value += (float)bias[i]; }
+            if (gelu_input) {
+                gelu_input[j * p.desc.ld_gelu + i] = Y(value);
+                value = gelu(value);
+            }
             d[j * ld + i] = Y(value);
         }
+    }
+    for (i64 j = 0; j < n && p.has_bias_gradient(); j++) {
+        float sum = 0.0f;
+        for (i64 l = 0; l < p.k(); l++) { sum += (float)left.data[left.transposed ? l * left.ld + j : j * left.ld + l]; }
+        ((float*)p.desc.bias)[j] = sum;
     }
 }
 void multiply(const Problem& p, float alpha, const void* a, const void* b, float beta, const void* c, void* d) {
@@ -217,6 +251,8 @@ void run(const Problem& p, const Algo& algo, float alpha, const void* a, const v
     }
     multiply(p, alpha, a, b, beta, c, d);
     note(p.layouts[D], d, simt::note_write);
+    if (p.has_gelu()) { note(p.gelu_layout(), p.desc.gelu_input, simt::note_write); }
+    if (p.has_bias_gradient()) { simt::note_write(p.desc.bias, p.bias_bytes(), "cublasLtMatmul"); }
 }
 
 template <typename T>
@@ -261,6 +297,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle, cubla
             case CUBLASLT_MATMUL_DESC_TRANSB: return read_value(desc.transposed[B], value, bytes, attribute);
             case CUBLASLT_MATMUL_DESC_EPILOGUE: return read_value(desc.epilogue, value, bytes, attribute);
             case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return read_value(desc.bias, value, bytes, attribute);
+            case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return read_value(desc.gelu_input, value, bytes, attribute);
+            case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return read_value(desc.ld_gelu, value, bytes, attribute);
             default: require(false, NOT_SUPPORTED, "attribute %d is not emulated", (int)attribute);
         }
     });
