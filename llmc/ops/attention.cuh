@@ -260,6 +260,8 @@ struct AttentionSizes {
     int S, S_kv, pos0, NH, group, HS;  // group: query heads of a key-value head
     float scale;                       // 1 / sqrt(HS)
     int copy_width;                    // of all rows that are read and written
+    int step;                          // query s is at position pos0 + step s: 0 where queries are a group's heads (decode)
+    int split;                         // keys that one block takes: blockIdx.y is which of them
 };
 
 // How a block of the forward is cut: WARPS of 16 M queries each, COLUMNS keys at a time, heads padded to WIDTH.
@@ -267,7 +269,7 @@ template <typename X, int WIDTH>
 struct ForwardCut {
     static constexpr bool HALF = dtype_of<X> == DType::BF16;
     static constexpr int WARPS = 4, THREADS = 32 * WARPS, M = HALF && WIDTH <= 128 ? 2 : 1, ROWS = 16 * M * WARPS;
-    static constexpr int COLUMNS = HALF ? (WIDTH > 80 && WIDTH <= 128 ? 48 : 64) : WIDTH <= 128 ? 32 : 16, LD = tile_ld<X>(WIDTH);
+    static constexpr int COLUMNS = !HALF ? (WIDTH <= 128 ? 32 : 16) : WIDTH <= 80 ? 64 : WIDTH <= 112 ? 48 : 32, LD = tile_ld<X>(WIDTH);
     static constexpr int BYTES = (ROWS + 2 * COLUMNS) * LD * (int)sizeof(X);
     static_assert(BYTES <= 99 << 10, "more than a block can have on every device");
 };
@@ -296,6 +298,7 @@ struct RowSoftmax {
     template <int N, int H>
     __device__ __forceinline__ void take(Sums<M, N>& s, Sums<M, H>& o, float scale_log2) {
         float top[2 * M], shrink[2 * M];
+        bool changed = false;
         UNROLL
         for (int r = 0; r < 2 * M; r++) { top[r] = highest[r]; }
         each(s, [&](float score, int r, int, int) { top[r] = fmaxf(top[r], score); });
@@ -303,6 +306,7 @@ struct RowSoftmax {
         for (int r = 0; r < 2 * M; r++) {
             top[r] = row_reduce(top[r], [](float a, float b) { return fmaxf(a, b); });
             shrink[r] = exp2_fast((highest[r] - top[r]) * scale_log2);
+            changed |= shrink[r] != 1.0f;
             highest[r] = top[r];
             top[r] *= scale_log2;
             sum[r] *= shrink[r];
@@ -311,36 +315,38 @@ struct RowSoftmax {
             score = exp2_fast(score * scale_log2 - top[r]);
             sum[r] += score;
         });
-        each(o, [&](float& value, int r, int, int) { value *= shrink[r]; });
+        if (__any_sync(ALL_LANES, changed)) {
+            each(o, [&](float& value, int r, int, int) { value *= shrink[r]; });
+        }
     }
 };
 
-// ROWS queries of one head a block, the last ones first: they see the most keys. While scores are computed the values come, then the next
-// keys.
+// ROWS queries of one head a block, the last ones first: they see the most keys. While scores are computed the values come, and then the
+// next keys. Where the keys are split, o goes to `partial` (split, B*NH*S, HS), and lse is (split, B*NH*S).
 template <typename X, int WIDTH>
-__global__ void __launch_bounds__(ForwardCut<X, WIDTH>::THREADS)
-    attention_forward_kernel(X* __restrict__ att, float* __restrict__ lse, const X* __restrict__ q, const X* __restrict__ k,
-                             const X* __restrict__ v, AttentionSizes d) {
+__global__ void __launch_bounds__(ForwardCut<X, WIDTH>::THREADS, 2)
+    attention_forward_kernel(X* __restrict__ att, float* __restrict__ lse, float* __restrict__ partial, const X* __restrict__ q,
+                             const X* __restrict__ k, const X* __restrict__ v, AttentionSizes d) {
     using Cut = ForwardCut<X, WIDTH>;
     constexpr int ROWS = Cut::ROWS, COLUMNS = Cut::COLUMNS, M = Cut::M, LD = Cut::LD;
     X *q_tile = dynamic_shared<X>(), *k_tile = q_tile + ROWS * LD, *v_tile = k_tile + COLUMNS * LD;
     const int blocks = (d.S + ROWS - 1) / ROWS, item = blockIdx.x, head = item / blocks, q0 = (blocks - 1 - item % blocks) * ROWS;
-    const int rows = std::min(ROWS, d.S - q0), first = warp_index() * 16 * M;  // the warp's first row
-    const int keys = d.pos0 + q0 + rows;
+    const int rows = std::min(ROWS, d.S - q0), first = warp_index() * 16 * M;                                        // the warp's first row
+    const int begin = blockIdx.y * d.split, end = std::min(begin + d.split, d.pos0 + (q0 + rows - 1) * d.step + 1);  // keys
     const i64 kv = (i64)(head / d.group) * d.S_kv * d.HS, row0 = (i64)head * d.S + q0;
     X* q_rows = q_tile + first * LD;
     const auto fetch_keys = [&](X* tile, const X* from, int key0) {
-        const int count = std::min(COLUMNS, keys - key0);
+        const int count = std::min(COLUMNS, end - key0);
         fetch_tile<Cut::THREADS, COLUMNS, WIDTH>(tile, from + kv + (i64)key0 * d.HS, d.HS, count, d.HS, d.copy_width);
         copies_commit();
     };
     Sums<M, WIDTH / 8> o = {};
     RowSoftmax<M> softmax;
     fetch_tile<Cut::THREADS, ROWS, WIDTH>(q_tile, q + row0 * d.HS, d.HS, rows, d.HS, d.copy_width);
-    fetch_keys(k_tile, k, 0);
-    for (int key0 = 0; key0 < keys; key0 += COLUMNS) {
-        const int ahead = key0 - (d.pos0 + q0 + first);       // of the warp's first query
-        const bool visible = first < rows && ahead < 16 * M;  // to any query of the warp
+    fetch_keys(k_tile, k, begin);
+    for (int key0 = begin; key0 < end; key0 += COLUMNS) {
+        const int ahead = key0 - (d.pos0 + (q0 + first) * d.step);  // of the warp's first query
+        const bool visible = first < rows && ahead < 16 * M;        // to any query of the warp
         Sums<M, COLUMNS / 8> s = {};
         copies_wait<0>();
         __syncthreads();  // keys are there, and the last values are used
@@ -348,11 +354,11 @@ __global__ void __launch_bounds__(ForwardCut<X, WIDTH>::THREADS)
         if (visible) { multiply_transposed<WIDTH>(s, q_rows, k_tile); }
         copies_wait<0>();
         __syncthreads();
-        if (key0 + COLUMNS < keys) { fetch_keys(k_tile, k, key0 + COLUMNS); }
+        if (key0 + COLUMNS < end) { fetch_keys(k_tile, k, key0 + COLUMNS); }
         if (visible) {
             if (ahead + COLUMNS > 1) {
                 each(s, [&](float& score, int r, int n, int c) {
-                    if (lane_column(n) + c + ahead > lane_row(r)) { score = -INFINITY; }
+                    if (lane_column(n) + c + ahead > lane_row(r) * d.step) { score = -INFINITY; }
                 });
             }
             softmax.take(s, o, d.scale * LOG2_E);
@@ -360,16 +366,43 @@ __global__ void __launch_bounds__(ForwardCut<X, WIDTH>::THREADS)
         }
     }
     if (first >= rows) { return; }
+    const i64 split = (i64)blockIdx.y * (gridDim.x / blocks) * d.S;
     UNROLL
     for (int r = 0; r < 2 * M; r++) {
         softmax.sum[r] = row_reduce(softmax.sum[r], [](float a, float b) { return a + b; });
         const int row = first + lane_row(r);
-        if (threadIdx.x % 4 == 0 && row < rows) { lse[row0 + row] = softmax.highest[r] * d.scale + logf(softmax.sum[r]); }
+        if (threadIdx.x % 4 == 0 && row < rows) { lse[split + row0 + row] = softmax.highest[r] * d.scale + logf(softmax.sum[r]); }
         softmax.sum[r] = 1.0f / softmax.sum[r];
     }
     each(o, [&](float& value, int r, int, int) { value *= softmax.sum[r]; });
+    if (partial) {
+        each(o, [&](float value, int r, int n, int c) {
+            const int row = first + lane_row(r), column = lane_column(n) + c;
+            if (row < rows && column < d.HS) { partial[(split + row0 + row) * d.HS + column] = value; }
+        });
+        return;
+    }
     const i64 to = (((i64)(head / d.NH) * d.S + q0 + first) * d.NH + head % d.NH) * d.HS;
     store_sums<WIDTH>(att + to, (i64)d.NH * d.HS, o, q_rows, rows - first, d.HS, d.copy_width);
+}
+
+// att (rows, HS) and lse (rows) of the parts, in order. A row a block.
+template <typename X>
+__global__ void __launch_bounds__(THREADS)
+    attention_merge_kernel(X* __restrict__ att, float* __restrict__ lse, const float* __restrict__ part_att,
+                           const float* __restrict__ part_lse, int parts, i64 rows, int HS) {
+    const i64 row = blockIdx.x;
+    float highest = -INFINITY, sum = 0.0f;
+    for (int i = 0; i < parts; i++) { highest = fmaxf(highest, part_lse[i * rows + row]); }
+    for (int i = 0; i < parts; i++) { sum += exp2_fast((part_lse[i * rows + row] - highest) * LOG2_E); }
+    for (int c = threadIdx.x; c < HS; c += blockDim.x) {
+        float value = 0.0f;
+        for (int i = 0; i < parts; i++) {
+            value += exp2_fast((part_lse[i * rows + row] - highest) * LOG2_E) * part_att[(i * rows + row) * HS + c];
+        }
+        att[row * HS + c] = (X)(value / sum);
+    }
+    if (threadIdx.x == 0) { lse[row] = highest + logf(sum); }
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
@@ -379,7 +412,7 @@ __global__ void __launch_bounds__(THREADS) attention_row_products_kernel(float* 
                                                                          const X* __restrict__ att, i64 rows, AttentionSizes d) {
     const i64 row = (i64)blockIdx.x * blockDim.y + threadIdx.y, n = row / d.NH;
     float sum = 0.0f;
-    with_copy_width<X>(row < rows ? d.copy_width : 1, [&](auto W) {
+    with_copy_width<X>(d.copy_width, [&](auto W) {
         for (int c = threadIdx.x * W; row < rows && c < d.HS; c += blockDim.x * W) {
             const Floats<W> a = load<W>(datt + row * d.HS + c), b = load<W>(att + row * d.HS + c);
             for (int i = 0; i < W; i++) { sum += a[i] * b[i]; }
@@ -455,7 +488,7 @@ __global__ void __launch_bounds__(BackwardCut<X, WIDTH>::THREADS)
 // dk and dv of ROWS keys of one key-value head a block (or of 1/PARTS of their channels): the sums over the group's query heads and their
 // blocks of queries, in order. Probabilities are computed transposed, (keys, queries), so that they are a product's left side.
 template <typename X, int WIDTH>
-__global__ void __launch_bounds__(BackwardCut<X, WIDTH>::THREADS)
+__global__ void __launch_bounds__(BackwardCut<X, WIDTH>::THREADS, 2)
     attention_dkv_kernel(X* __restrict__ dk, X* __restrict__ dv, const X* __restrict__ datt, const float* __restrict__ lse,
                          const float* __restrict__ D, const X* __restrict__ q, const X* __restrict__ k, const X* __restrict__ v,
                          AttentionSizes d) {
@@ -532,17 +565,45 @@ AttentionSizes attention_sizes(i64 S, i64 S_kv, i64 pos0, i64 NH, i64 KVH, i64 H
             narrow<int>(group),
             narrow<int>(HS),
             1.0f / sqrtf((float)HS),
-            std::min({copy_width<X>(pointers, HS)...})};
+            std::min({copy_width<X>(pointers, HS)...}),
+            1,
+            1 << 30};
+}
+
+// One query a head (decode): a key-value head's queries are the rows of one block, and its keys are split over blocks.
+constexpr i64 DECODE_KEYS = 256;  // of a part, at least
+template <typename X>
+void attention_decode(X* att, float* lse, const X* q, const X* k, const X* v, i64 kv_heads, AttentionSizes d, Run& run) {
+    const i64 keys = d.pos0 + 1, rows = kv_heads * d.group;
+    d.S = std::exchange(d.group, 1), d.NH = 1, d.step = 0;
+    with_tile_width<X>(d.HS, [&](auto width) {
+        using Cut = ForwardCut<X, width>;
+        d.split = (int)round_up(DECODE_KEYS, Cut::COLUMNS);
+        const i64 parts = ceil_div(keys, d.split);
+        const Shape shape{dim3(blocks(kv_heads * ceil_div(d.S, Cut::ROWS)), blocks(parts)), Cut::THREADS, Cut::BYTES};
+        if (parts == 1) {
+            launch(attention_forward_kernel<X, width>, shape, run, att, lse, nullptr, q, k, v, d);
+        } else {
+            float *part_att = run.workspace.get<float>(parts * rows * (d.HS + 1)), *part_lse = part_att + parts * rows * d.HS;
+            launch(attention_forward_kernel<X, width>, shape, run, att, part_lse, part_att, q, k, v, d);
+            launch(attention_merge_kernel<X>, {blocks(rows), row_threads(d.HS, 1)}, run, att, lse, part_att, part_lse, (int)parts, rows,
+                   d.HS);
+        }
+    });
 }
 
 template <typename X>
 void attention_forward(X* att, float* lse, const X* q, const X* k, const X* v, i64 pos0, i64 S_kv, i64 B, i64 S, i64 NH, i64 KVH, i64 HS,
                        Run& run) {
     const AttentionSizes d = attention_sizes<X>(S, S_kv, pos0, NH, KVH, HS, att, q, k, v);
+    if (S == 1) {
+        attention_decode(att, lse, q, k, v, B * KVH, d, run);
+        return;
+    }
     with_tile_width<X>(HS, [&](auto width) {
         using Cut = ForwardCut<X, width>;
-        launch(attention_forward_kernel<X, width>, {blocks(B * NH * ceil_div(S, Cut::ROWS)), Cut::THREADS, Cut::BYTES}, run, att, lse, q, k,
-               v, d);
+        launch(attention_forward_kernel<X, width>, {blocks(B * NH * ceil_div(S, Cut::ROWS)), Cut::THREADS, Cut::BYTES}, run, att, lse,
+               nullptr, q, k, v, d);
     });
 }
 
