@@ -7,7 +7,6 @@ import re
 import subprocess
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-TRAIN = os.environ.get('TRAIN_GPT') or os.path.join(ROOT, 'train_gpt')
 GIB = 2**30
 
 
@@ -103,8 +102,9 @@ def read_box(box):
         wire=amount(find(r'wire *\| (\S+ \S+) per rank')), wire_p1=amount(find(r'; (\S+ \S+) at p = 1')), zero='ZeRO-1' in box, box=box)
 
 
-def dry_run(flags, program=TRAIN):
-    """flags: train_gpt's. An error of train_gpt's is shown as it is."""
+def dry_run(flags):
+    """flags: train_gpt's. An error of train_gpt's is shown as it is. TRAIN_GPT in the environment names another build of it."""
+    program = os.environ.get('TRAIN_GPT') or os.path.join(ROOT, 'train_gpt')
     done = subprocess.run([program, *map(str, flags), '--dry-run'], stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise SystemExit(done.returncode)

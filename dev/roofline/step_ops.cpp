@@ -1,13 +1,14 @@
 // step_ops: the ops and collectives of one optimiser step, in the order in which train_gpt.cu calls them, as JSON Lines.
 //
 //   build/step_ops FLAG...          rank 0's calls with their arguments. Nothing is computed and no memory touched: any model, T and D
-//   build/step_ops --time FLAG...   makes the calls on one rank, random weights and tokens, and adds the seconds of each
+//   build/step_ops --time FLAG...   makes the calls on one rank, random weights and tokens, and adds the seconds of each; then whole steps
 //
 // FLAG: ./train_gpt's; bf16 unless --dtype says otherwise. The step has two micro-batches, so that both kinds are there: the first writes
 // gradients, the second adds to them. Lines, one a call:
 //   {"op": name, argument: value, ...}   an array by the type of its elements, "" where it is null; Blocks by Ck and wire
 //   {"start": id, "group": "tp" or "dp", "layers": whether a partial channel reduce, "bytes": that this rank sends, "blocking": bool}
 //   {"wait": id}
+//   {"steps": n, "seconds": of all of them, "tokens": in all of them}      with --time, at the end: steps whose ops are not timed
 #include <sys/syscall.h>
 
 #include <chrono>
@@ -34,7 +35,8 @@
 namespace traced {
 
 std::vector<json> calls;
-bool make_calls = false;
+bool make_calls = false;  // else they are only noted
+bool timing = true;       // else they are only made
 
 // A moment in the rank's order of work.
 #ifdef LLMC_CUDA
@@ -68,21 +70,22 @@ std::vector<Interval> intervals;
 // One call of an op, noted when it begins and timed until it leaves its scope.
 class Call {
 public:
-    Call(Run& run, const char* op, json arguments) : run_(run) {
-        arguments["op"] = op;
+    Call(Run& run, const char* op, const std::function<json()>& arguments) : run_(run) {
+        if (!timing) { return; }
         index_ = calls.size();
-        calls.push_back(std::move(arguments));
+        calls.push_back(arguments());
+        calls.back()["op"] = op;
         if (make_calls) { begin_.emplace(run); }
     }
     ~Call() {
-        if (make_calls) { intervals.push_back({index_, *begin_, Moment(run_)}); }
+        if (begin_) { intervals.push_back({index_, *begin_, Moment(run_)}); }
     }
     Call(const Call&) = delete;
     bool made() const { return make_calls; }
 
 private:
     Run& run_;
-    size_t index_;
+    size_t index_ = 0;
     std::optional<Moment> begin_;
 };
 
@@ -134,8 +137,23 @@ private:
 #undef main
 
 // A trainer's memory is planned, allocated and, unless ops are made, never touched: the kernel need not have it.
+#ifndef LLMC_CUDA
 extern "C" void* mmap(void* at, size_t bytes, int protection, int flags, int file, off_t offset) noexcept {
     return (void*)syscall(SYS_mmap, at, bytes, protection, flags | MAP_NORESERVE, file, offset);
+}
+#endif
+
+// Weights for speed alone: normal ones, which keep a GPU as busy as real ones do, from a table.
+void plausible_weights(const Tensor& t, float* values) {
+    constexpr size_t MANY = 65521;
+    static const std::vector<float> table = [] {
+        std::mt19937 random(2);
+        std::normal_distribution<float> normal(0.0f, 0.02f);
+        std::vector<float> drawn(MANY);
+        for (float& value : drawn) { value = normal(random); }
+        return drawn;
+    }();
+    for (i64 i = 0; i < t.count(); i++) { values[i] = t.spec.init == Init::ONE ? 1.0f : table[i % MANY]; }
 }
 
 template <typename X>
@@ -145,7 +163,7 @@ void trace_step(const Options& o, Ranks& ranks) {
     trainer.allocate();
     std::vector<int32_t> windows(o.global_batch / o.dp * (o.seq + 1));
     if (traced::make_calls) {
-        trainer.load(new_weights(o, trainer.model.tp, nullptr));
+        trainer.load(plausible_weights);
         std::mt19937 random(1);
         for (int32_t& token : windows) { token = (int32_t)(random() % o.shape.vocab); }
         trainer.step(windows.data(), 1);  // caches, clocks, plans of products
@@ -153,7 +171,14 @@ void trace_step(const Options& o, Ranks& ranks) {
     }
     const StepResult result = trainer.step(windows.data(), 2);
     check(!traced::make_calls || std::isfinite(result.loss + result.grad_norm), "loss %g, gradient norm %g", result.loss, result.grad_norm);
+    if (!traced::make_calls) { return; }
     for (const traced::Interval& i : traced::intervals) { traced::calls[i.call]["seconds"] = traced::seconds_between(i.begin, i.end); }
+    traced::timing = false;
+    constexpr int STEPS = 2;
+    const traced::Moment begin(run);
+    for (int step = 0; step < STEPS; step++) { trainer.step(windows.data(), 3 + step); }
+    const traced::Moment end(run);
+    traced::calls.push_back({{"steps", STEPS}, {"seconds", traced::seconds_between(begin, end)}, {"tokens", STEPS * o.global_batch * o.seq}});
 }
 
 int trace(const Options& o) {

@@ -14,7 +14,7 @@ def wrapper(template, result, name, arguments):
     call = f'BACKEND::{name}({", ".join(names)})'
     body = f'return call.made() ? {call} : 1.0;' if result == 'double' else f'if (call.made()) {{ {call}; }}'
     return (f'{template or "inline "}{result} {name}({" ".join(arguments.split())}) {{\n'
-            f'    const Call call(run, "{name}", {{{fields}}});\n    {body}\n}}\n')
+            f'    const Call call(run, "{name}", [&] {{ return json{{{fields}}}; }});\n    {body}\n}}\n')
 
 
 def main():

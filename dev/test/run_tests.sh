@@ -101,6 +101,7 @@ suite 'end to end, data' dev/test/e2e_data.py
 suite 'scripts of data/sets' dev/test/data_sets.py
 suite 'scripts of real runs' dev/test/run_scripts.py
 suite 'roofline' dev/test/test_roofline.py
+suite 'workings of gpu_check' dev/test/test_gpu_check.py
 
 # The CUDA kernels.
 if [ "$headers" ]; then
