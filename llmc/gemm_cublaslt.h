@@ -1,12 +1,13 @@
 // gemm_cublaslt.h: the CUDA side of gemm.h, by cuBLASLt. Host code: any C++ compiler takes it, with CUDA's headers, and links the library,
 // or the emulator in its place (simt/cublaslt.cpp).
 //
-// cuBLASLt is column-major. A row-major matrix is its transpose there, so c = a b is asked for as c^T = b^T a^T: a and b change places, their
-// strides stay, and what is transposed here is transposed there.
+// cuBLASLt is column-major. A row-major matrix is its transpose there, so c = a b is asked for as c^T = b^T a^T: a and b change places,
+// their strides stay, and what is transposed here is transposed there.
 //
-// A kind of product is planned once: descriptors, and the algorithm that the library's heuristic picks. Plans are kept by the run, and depend
-// on nothing but shapes, strides and alignments: so the same product has the same bits every time. K may be split only with fp32 partial sums
-// in the workspace, added in a pass of their own (REDUCTION_SCHEME_COMPUTE_TYPE): the other schemes round partial sums to c's type.
+// A kind of product is planned once: descriptors, and the algorithm that the library's heuristic picks. Plans are kept by the run, and
+// depend on nothing but shapes, strides and alignments: so the same product has the same bits every time. K may be split only with fp32
+// partial sums in the workspace, added in a pass of their own (REDUCTION_SCHEME_COMPUTE_TYPE): the other schemes round partial sums to c's
+// type.
 #pragma once
 
 #include <cublasLt.h>
@@ -33,9 +34,9 @@ inline uint32_t alignment(const void* p) {
 
 // What a product does besides: it adds a bias, or makes gelu of the sum as well, or sums a's rows as well.
 struct Epilogue {
-    const void* bias = nullptr;     // (N) of c's type, added to every row
-    void* gelu_input = nullptr;     // (M,N; ldc) of c's type = a b + bias; c = gelu of that, before it was rounded
-    float* row_sums = nullptr;      // (M) = sums over K of a; c is fp32
+    const void* bias = nullptr;  // (N) of c's type, added to every row
+    void* gelu_input = nullptr;  // (M,N; ldc) of c's type = a b + bias; c = gelu of that, before it was rounded
+    float* row_sums = nullptr;   // (M) = sums over K of a; c is fp32
 
     cublasLtEpilogue_t kind() const {
         if (gelu_input) { return bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX; }
@@ -58,12 +59,13 @@ public:
         handle_.reset(handle);
     }
 
-    // c = or += alpha * a b, and the epilogue. No size is 0, the epilogue's pointers are aligned. False, and nothing is done, where the library
-    // has no algorithm for the product with that epilogue.
+    // c = or += alpha * a b, and the epilogue. No size is 0, the epilogue's pointers are aligned. False, and nothing is done, where the
+    // library has no algorithm for the product with that epilogue.
     template <typename X, typename Y>
-    bool multiply(Y* c, i64 ldc, Matrix<X> a, Matrix<X> b, const Epilogue& epilogue, i64 M, i64 N, i64 K, float alpha, bool accumulate, Run& run) {
-        const Product product{cuda_type<X>, cuda_type<Y>, a.transposed, b.transposed, epilogue.kind(), M, N, K, a.ld, b.ld, ldc,
-                              alignment(a.data), alignment(b.data), alignment(c)};
+    bool multiply(Y* c, i64 ldc, Matrix<X> a, Matrix<X> b, const Epilogue& epilogue, i64 M, i64 N, i64 K, float alpha, bool accumulate,
+                  Run& run) {
+        const Alignments aligned{alignment(a.data), alignment(b.data), alignment(c)};
+        const Product product{cuda_type<X>, cuda_type<Y>, a.transposed, b.transposed, epilogue.kind(), M, N, K, a.ld, b.ld, ldc, aligned};
         const Plan& plan = plan_for(product);
         if (!plan.found) {
             check(product.epilogue != CUBLASLT_EPILOGUE_DEFAULT, "cuBLASLt has no algorithm for %s", in_words(product).c_str());
@@ -71,8 +73,9 @@ public:
         }
         set_pointers(plan.desc, epilogue);
         const float beta = accumulate ? 1.0f : 0.0f;
-        cublas_check(cublasLtMatmul(handle_.get(), plan.desc.get(), &alpha, b.data, plan.b.get(), a.data, plan.a.get(), &beta, c, plan.c.get(),
-                                    c, plan.c.get(), &plan.algo, run.workspace.get<char>((i64)plan.workspace), plan.workspace, run.stream));
+        cublas_check(cublasLtMatmul(handle_.get(), plan.desc.get(), &alpha, b.data, plan.b.get(), a.data, plan.a.get(), &beta, c,
+                                    plan.c.get(), c, plan.c.get(), &plan.algo, run.workspace.get<char>((i64)plan.workspace), plan.workspace,
+                                    run.stream));
         return true;
     }
     size_t plans() const { return plans_.size(); }
@@ -82,7 +85,9 @@ private:
     template <auto destroy>
     struct Destroy {
         template <typename T>
-        void operator()(T* handle) const { destroy(handle); }
+        void operator()(T* handle) const {
+            destroy(handle);
+        }
     };
     template <typename Handle, auto destroy>
     using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Destroy<destroy>>;
@@ -91,12 +96,16 @@ private:
     using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
     // All that a plan depends on.
+    struct Alignments {
+        uint32_t a, b, c;  // bytes
+        auto operator<=>(const Alignments&) const = default;
+    };
     struct Product {
         cudaDataType_t type, c_type;  // type: of a and b
         bool a_transposed, b_transposed;
         cublasLtEpilogue_t epilogue;
         i64 M, N, K, lda, ldb, ldc;
-        uint32_t a_alignment, b_alignment, c_alignment;
+        Alignments aligned;
         auto operator<=>(const Product&) const = default;
     };
     struct Plan {
@@ -141,11 +150,12 @@ private:
         set(desc, CUBLASLT_MATMUL_DESC_TRANSA, p.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
         set(desc, CUBLASLT_MATMUL_DESC_TRANSB, p.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
         set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, p.epilogue);
+        if (p.epilogue == CUBLASLT_EPILOGUE_DEFAULT) { return desc; }
         // The heuristic asks the epilogue's pointers for their alignment, and for nothing else.
         void* const aligned = (void*)(uintptr_t)FULL_ALIGNMENT;
         const bool gelu = p.epilogue == CUBLASLT_EPILOGUE_GELU_AUX || p.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
-        if (gelu) { set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)p.ldc); }
         set_pointers(desc, {aligned, gelu ? aligned : nullptr});
+        if (gelu) { set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)p.ldc); }
         return desc;
     }
     Preference prefer(const Product& p) const {
@@ -154,20 +164,25 @@ private:
         Preference preference(made);
         set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, most_workspace_);
         set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
-        set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.b_alignment);
-        set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.a_alignment);
-        set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.c_alignment);
-        set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p.c_alignment);
+        set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.aligned.b);
+        set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.aligned.a);
+        set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.aligned.c);
+        set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p.aligned.c);
         return preference;
     }
     Plan make_plan(const Product& p) const {
-        Plan plan{describe(p), layout(p.type, p.M, p.K, p.lda, p.a_transposed), layout(p.type, p.K, p.N, p.ldb, p.b_transposed),
-                  layout(p.c_type, p.M, p.N, p.ldc, false), false, {}, 0};
+        Plan plan{describe(p),
+                  layout(p.type, p.M, p.K, p.lda, p.a_transposed),
+                  layout(p.type, p.K, p.N, p.ldb, p.b_transposed),
+                  layout(p.c_type, p.M, p.N, p.ldc, false),
+                  false,
+                  {},
+                  0};
         const Preference preference = prefer(p);
         cublasLtMatmulHeuristicResult_t best{};
         int found = 0;
-        const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle_.get(), plan.desc.get(), plan.b.get(), plan.a.get(), plan.c.get(),
-                                                                     plan.c.get(), preference.get(), 1, &best, &found);
+        const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle_.get(), plan.desc.get(), plan.b.get(), plan.a.get(),
+                                                                     plan.c.get(), plan.c.get(), preference.get(), 1, &best, &found);
         if (status == CUBLAS_STATUS_NOT_SUPPORTED) { return plan; }
         cublas_check(status);
         plan.found = found > 0 && best.state == CUBLAS_STATUS_SUCCESS;

@@ -1,5 +1,5 @@
-// The products of the CUDA build (gemm_cublaslt.h) against loops in double: at sizes 1, odd, prime, past a block, over nothing; with strides
-// and addresses of every alignment; and wrong calls of cuBLASLt, each of which the emulated one refuses.
+// The products of the CUDA build (gemm_cublaslt.h) against loops in double: at sizes 1, odd, prime, past a block, over nothing; with
+// strides and addresses of every alignment; and wrong calls of cuBLASLt, each of which the emulated one refuses.
 //
 // Linked with the emulator (llmc/simt/cublaslt.cpp). The tests of products are right for cuBLASLt itself as well.
 #include "kernels_testing.h"
@@ -17,8 +17,8 @@ struct Sizes {
 template <typename X, typename Y>
 void test_products(const Sizes& sizes, float alpha, bool accumulate, bool with_bias) {
     const auto [N, K, OC, pad, shift] = sizes;
-    SCOPED_TRACE(format("N %lld K %lld OC %lld pad %lld shift %lld, add %d bias %d", (long long)N, (long long)K, (long long)OC, (long long)pad,
-                        (long long)shift, accumulate, with_bias));
+    SCOPED_TRACE(format("N %lld K %lld OC %lld pad %lld shift %lld, add %d bias %d", (long long)N, (long long)K, (long long)OC,
+                        (long long)pad, (long long)shift, accumulate, with_bias));
     const i64 ld = OC + pad;
     const auto in = random_values<X>(N * K, 1), weight = random_values<X>(OC * K, 2), bias = random_values<X>(OC, 3);
     const auto dout = random_values<X>(N * ld, 4);
@@ -65,8 +65,8 @@ void test_products() {
                                          {7, 33, 65, 3, 0},
                                          {67, 300, 67, 5, 3},
                                          {130, 521, 97, 0, 0},
-                                         {2, 0, 3, 2, 0},    // nothing to sum over
-                                         {3, 5, 0, 0, 0},    // a rank without vocabulary rows
+                                         {2, 0, 3, 2, 0},  // nothing to sum over
+                                         {3, 5, 0, 0, 0},  // a rank without vocabulary rows
                                          {0, 5, 7, 0, 0}}) {
         test_products<X, Y>(sizes, 1.0f, false, false);
         test_products<X, Y>(sizes, 1.4142135f, true, true);
@@ -83,15 +83,20 @@ void test_fused(const Sizes& sizes, bool add, bool with_bias, bool library_fuses
     const auto [N, K, OC, pad, shift] = sizes;
     const float alpha = 1.5f;  // of the weight gradient, not of the bias gradient
     const bool fused = library_fuses && K > 0 && OC % 8 == 0 && shift == 0;
-    SCOPED_TRACE(format("N %lld K %lld OC %lld shift %lld, add %d bias %d", (long long)N, (long long)K, (long long)OC, (long long)shift, add, with_bias));
-    const auto in = random_values<X>(N * K, 1), weight = random_values<X>(OC * K, 2), bias = random_values<X>(OC, 3), dout = random_values<X>(N * OC, 4);
+    SCOPED_TRACE(format("N %lld K %lld OC %lld shift %lld, add %d bias %d", (long long)N, (long long)K, (long long)OC, (long long)shift,
+                        add, with_bias));
+    const auto in = random_values<X>(N * K, 1), weight = random_values<X>(OC * K, 2), bias = random_values<X>(OC, 3);
+    const auto dout = random_values<X>(N * OC, 4);
     const auto dw_before = random_values<float>(OC * K, 5), db_before = random_values<float>(OC, 6);
     Side side{true};
-    Memory<X> i(in, side, shift), w(weight, side, shift), b(bias, side, shift), d(dout, side, shift), h(N * OC, side, shift), u(N * OC, side, shift);
+    Memory<X> i(in, side, shift), w(weight, side, shift), b(bias, side, shift), d(dout, side, shift);
+    Memory<X> h(N * OC, side, shift), u(N * OC, side, shift);
     Memory<float> dw(add ? dw_before : Vec<float>(OC * K, NAN), side, shift), db(add ? db_before : Vec<float>(OC, NAN), side, shift);
     gpu::matmul_gelu_forward(h.data, u.data, i.data, w.data, with_bias ? b.data : nullptr, N, K, OC, side.run);
-    gpu::matmul_wgrad(dw.data, with_bias ? db.data : nullptr, d.data, OC, i.data, N, K, OC, alpha, add ? GradMode::ADD : GradMode::WRITE, side.run);
-    Doubles want_u(N * OC), want_h(N * OC), want_dw = add ? doubles(dw_before) : Doubles(OC * K), want_db = add ? doubles(db_before) : Doubles(OC);
+    gpu::matmul_wgrad(dw.data, with_bias ? db.data : nullptr, d.data, OC, i.data, N, K, OC, alpha, add ? GradMode::ADD : GradMode::WRITE,
+                      side.run);
+    Doubles want_u(N * OC), want_h(N * OC);
+    Doubles want_dw = add ? doubles(dw_before) : Doubles(OC * K), want_db = add ? doubles(db_before) : Doubles(OC);
     for (i64 n = 0; n < N; n++) {
         for (i64 o = 0; o < OC; o++) {
             double& sum = want_u[n * OC + o];
@@ -113,7 +118,13 @@ void test_fused(const Sizes& sizes, bool add, bool with_bias, bool library_fuses
 }
 template <typename X>
 void test_fused(bool library_fuses) {
-    for (const Sizes& sizes : Vec<Sizes>{{1, 1, 1, 0, 0}, {3, 17, 5, 0, 0}, {8, 32, 16, 0, 0}, {8, 32, 16, 0, 1}, {67, 70, 24, 0, 0}, {2, 0, 8, 0, 0}, {0, 8, 8, 0, 0}}) {
+    for (const Sizes& sizes : Vec<Sizes>{{1, 1, 1, 0, 0},
+                                         {3, 17, 5, 0, 0},
+                                         {8, 32, 16, 0, 0},
+                                         {8, 32, 16, 0, 1},
+                                         {67, 70, 24, 0, 0},
+                                         {2, 0, 8, 0, 0},
+                                         {0, 8, 8, 0, 0}}) {
         for (int variant = 0; variant < 4; variant++) { test_fused<X>(sizes, variant & 1, variant & 2, library_fuses); }
     }
 }
@@ -231,7 +242,9 @@ protected:
     }
     void expect_error(const Vec<std::string>& words) {
         const std::string text = multiply();
-        for (const std::string& word : words) { EXPECT_NE(text.find(word), std::string::npos) << "'" << word << "' is not in '" << text << "'"; }
+        for (const std::string& word : words) {
+            EXPECT_NE(text.find(word), std::string::npos) << "'" << word << "' is not in '" << text << "'";
+        }
     }
 
 private:
@@ -271,8 +284,8 @@ private:
         const Layouts l(*this);
         set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_then);
         const float one = 1.0f, zero = 0.0f;
-        cublas_check(cublasLtMatmul(handle, desc, &one, A.data, l.a, B.data, l.b, &zero, D.data, l.d, (void*)D.data, l.d, &best.algo, workspace_at,
-                                    best.workspaceSize - workspace_less, side.run.stream));
+        cublas_check(cublasLtMatmul(handle, desc, &one, A.data, l.a, B.data, l.b, &zero, D.data, l.d, (void*)D.data, l.d, &best.algo,
+                                    workspace_at, best.workspaceSize - workspace_less, side.run.stream));
         cublas_check(cublasLtMatmulPreferenceDestroy(preference));
         cublas_check(cublasLtMatmulDescDestroy(desc));
         cublas_check(cublasLtDestroy(handle));

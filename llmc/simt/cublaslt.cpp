@@ -1,4 +1,5 @@
-// cublaslt.cpp: the calls of cuBLASLt that the project uses, for the emulator. Same names, same prototypes (the toolkit's header checks them).
+// cublaslt.cpp: the calls of cuBLASLt that the project uses, for the emulator. Same names, same prototypes (the toolkit's header checks
+// them).
 //
 // It is stricter than the library. An algorithm takes all that the heuristic was promised for granted: it may be given no other product, no
 // pointer less aligned than the preference said, no smaller workspace. What is wrong is an error before anything is queued, and
@@ -35,9 +36,9 @@ struct Wrong {
     cublasStatus_t status;
     std::string text;
 };
-#define require(condition, status, ...)                                                             \
-    do {                                                                                            \
-        if (!(condition)) { throw Wrong{CUBLAS_STATUS_##status, format(__VA_ARGS__)}; }             \
+#define require(condition, status, ...)                                                 \
+    do {                                                                                \
+        if (!(condition)) { throw Wrong{CUBLAS_STATUS_##status, format(__VA_ARGS__)}; } \
     } while (0)
 template <typename Body>
 cublasStatus_t checked(const char* call, const Body& body) {
@@ -88,7 +89,9 @@ struct Problem {
     uint64_t fingerprint() const {
         uint64_t hash = 14695981039346656037u;
         const auto add = [&](uint64_t value) { hash = (hash ^ value) * 1099511628211u; };
-        for (int32_t value : {desc.compute, desc.scale, desc.transposed[A], desc.transposed[B], (int32_t)desc.epilogue}) { add((uint64_t)value); }
+        for (int32_t value : {desc.compute, desc.scale, desc.transposed[A], desc.transposed[B], (int32_t)desc.epilogue}) {
+            add((uint64_t)value);
+        }
         add((uint64_t)desc.ld_gelu);
         for (const Layout& l : layouts) { add(l.type), add(l.rows), add(l.cols), add((uint64_t)l.ld); }
         return hash;
@@ -106,25 +109,27 @@ static_assert(sizeof(Algo) <= sizeof(cublasLtMatmulAlgo_t));
 void check_layout(const Layout& l, Operand which) {
     require(l.type == CUDA_R_32F || l.type == CUDA_R_16BF, NOT_SUPPORTED, "%s is of type %d", NAMES[which], (int)l.type);
     require(l.rows > 0 && l.cols > 0, INVALID_VALUE, "%s is empty: %zu x %zu", NAMES[which], (size_t)l.rows, (size_t)l.cols);
-    require(l.ld >= (int64_t)l.rows, INVALID_VALUE, "%s has leading dimension %lld and %zu rows", NAMES[which], (long long)l.ld, (size_t)l.rows);
+    require(l.ld >= (int64_t)l.rows, INVALID_VALUE, "%s has leading dimension %lld and %zu rows", NAMES[which], (long long)l.ld,
+            (size_t)l.rows);
     require(l.rows <= INT32_MAX && l.cols <= INT32_MAX, NOT_SUPPORTED, "%s is %zu x %zu", NAMES[which], (size_t)l.rows, (size_t)l.cols);
 }
 void check_problem(const Problem& p) {
     const Layout &a = p.layouts[A], &b = p.layouts[B], &c = p.layouts[C], &d = p.layouts[D];
     for (Operand which : {A, B, C, D}) { check_layout(p.layouts[which], which); }
-    require(p.desc.compute == CUBLAS_COMPUTE_32F && p.desc.scale == CUDA_R_32F, NOT_SUPPORTED, "compute type %d, scale type %d", p.desc.compute,
-            p.desc.scale);
+    require(p.desc.compute == CUBLAS_COMPUTE_32F && p.desc.scale == CUDA_R_32F, NOT_SUPPORTED, "compute type %d, scale type %d",
+            p.desc.compute, p.desc.scale);
     require(a.type == b.type && c.type == d.type, NOT_SUPPORTED, "A and B, or C and D, are of two types");
     require(a.type == CUDA_R_16BF || d.type == CUDA_R_32F, NOT_SUPPORTED, "fp32 operands, a bf16 result");
     const auto [am, ak] = p.desc.transposed[A] == CUBLAS_OP_T ? std::pair(a.cols, a.rows) : std::pair(a.rows, a.cols);
     const auto [bk, bn] = p.desc.transposed[B] == CUBLAS_OP_T ? std::pair(b.cols, b.rows) : std::pair(b.rows, b.cols);
-    require(am == d.rows && bn == d.cols && ak == bk, INVALID_VALUE, "(%zu x %zu) (%zu x %zu) is not %zu x %zu", (size_t)am, (size_t)ak, (size_t)bk,
-            (size_t)bn, (size_t)d.rows, (size_t)d.cols);
+    require(am == d.rows && bn == d.cols && ak == bk, INVALID_VALUE, "(%zu x %zu) (%zu x %zu) is not %zu x %zu", (size_t)am, (size_t)ak,
+            (size_t)bk, (size_t)bn, (size_t)d.rows, (size_t)d.cols);
     require(c == d, NOT_SUPPORTED, "C and D have different layouts");
-    require(p.desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || p.has_bias() || p.has_gelu() || p.has_bias_gradient(), NOT_SUPPORTED, "epilogue %u",
-            p.desc.epilogue);
+    require(p.desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || p.has_bias() || p.has_gelu() || p.has_bias_gradient(), NOT_SUPPORTED,
+            "epilogue %u", p.desc.epilogue);
     require(!p.has_gelu() || (p.desc.ld_gelu % 8 == 0 && p.desc.ld_gelu >= p.m()), INVALID_VALUE,
-            "GELU's input has leading dimension %lld, D has %zu rows: wanted a multiple of 8, no less", (long long)p.desc.ld_gelu, (size_t)d.rows);
+            "GELU's input has leading dimension %lld, D has %zu rows: wanted a multiple of 8, no less", (long long)p.desc.ld_gelu,
+            (size_t)d.rows);
     require(!p.has_bias_gradient() || d.type == CUDA_R_32F, NOT_SUPPORTED, "a bias gradient in bf16");
 }
 
@@ -135,7 +140,8 @@ uint32_t alignment_of(const void* p, uint32_t most) {
 void check_memory(const void* p, size_t bytes, uint32_t alignment, const char* name, cudaStream_t stream) {
     const std::string wrong = simt::wrong_memory(p, bytes, stream);
     require(p && wrong.empty(), INVALID_VALUE, "%s: %s", name, p ? wrong.c_str() : "a null pointer");
-    require((uintptr_t)p % alignment == 0, INVALID_VALUE, "%s: %p is not aligned to the %u bytes that the heuristic was promised", name, p, alignment);
+    require((uintptr_t)p % alignment == 0, INVALID_VALUE, "%s: %p is not aligned to the %u bytes that the heuristic was promised", name, p,
+            alignment);
 }
 bool overlap(const void* p, size_t bytes, const void* q, size_t q_bytes) {
     return (const char*)p < (const char*)q + q_bytes && (const char*)q < (const char*)p + bytes;
@@ -146,7 +152,8 @@ void check_operands(const Problem& p, const Algo& algo, const void* a, const voi
     for (Operand which : {A, B, D, C}) {
         const size_t bytes = p.layouts[which].bytes();
         check_memory(pointers[which], bytes, algo.alignment[which], NAMES[which], stream);
-        require(which == C || which == D || !overlap(pointers[which], bytes, d, p.layouts[D].bytes()), INVALID_VALUE, "D overlaps %s", NAMES[which]);
+        require(which == C || which == D || !overlap(pointers[which], bytes, d, p.layouts[D].bytes()), INVALID_VALUE, "D overlaps %s",
+                NAMES[which]);
     }
     const auto check_vector = [&](const void* vector, size_t vector_bytes, uint32_t alignment, const char* name) {
         check_memory(vector, vector_bytes, alignment, name, stream);
@@ -158,7 +165,8 @@ void check_operands(const Problem& p, const Algo& algo, const void* a, const voi
     if (p.has_gelu()) { check_vector(p.desc.gelu_input, p.gelu_layout().bytes(), algo.gelu_alignment, "GELU's input"); }
 }
 void check_workspace(const Problem& p, const Algo& algo, const void* workspace, size_t bytes, const void* d, cudaStream_t stream) {
-    require(bytes >= algo.workspace, INVALID_VALUE, "a workspace of %zu bytes, where the algorithm needs %zu", bytes, (size_t)algo.workspace);
+    require(bytes >= algo.workspace, INVALID_VALUE, "a workspace of %zu bytes, where the algorithm needs %zu", bytes,
+            (size_t)algo.workspace);
     if (algo.workspace == 0) { return; }
     check_memory(workspace, bytes, 256, "the workspace", stream);
     require(!overlap(workspace, bytes, d, p.layouts[D].bytes()), INVALID_VALUE, "D overlaps the workspace");
@@ -175,9 +183,11 @@ size_t wanted_workspace(const Problem& p, const Preference& preference) {
 Algo choose(const Problem& p, const Preference& preference) {
     check_problem(p);
     const char* epilogues = getenv("SIMT_EPILOGUES");
-    require(p.desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || !epilogues || strcmp(epilogues, "none") != 0, NOT_SUPPORTED, "epilogues, as SIMT_EPILOGUES says");
+    require(p.desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || !epilogues || strcmp(epilogues, "none") != 0, NOT_SUPPORTED,
+            "epilogues, as SIMT_EPILOGUES says");
     // The project's own rule: sums are rounded once.
-    require(!(preference.schemes & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE)) || p.layouts[D].type == CUDA_R_32F,
+    require(!(preference.schemes & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE)) ||
+                p.layouts[D].type == CUDA_R_32F,
             NOT_SUPPORTED, "reduction schemes 0x%x round partial sums to bf16", preference.schemes);
     Algo algo{p.fingerprint(), wanted_workspace(p, preference), {}, 0, 0};
     for (Operand which : {A, B, C, D}) {
@@ -193,7 +203,9 @@ Algo choose(const Problem& p, const Preference& preference) {
 }
 
 // ---- the product ----------------------------------------------------------------------------------------------------
-float gelu(float x) { return 0.5f * x * (1.0f + std::tanh(0.7978845608f * x * (1.0f + 0.044715f * x * x))); }  // the tanh form, as the library's
+float gelu(float x) {
+    return 0.5f * x * (1.0f + std::tanh(0.7978845608f * x * (1.0f + 0.044715f * x * x)));
+}  // the tanh form, as the library's
 
 template <typename X, typename Y>
 void multiply(const Problem& p, float alpha, const X* a, const X* b, float beta, const Y* c, Y* d) {
@@ -233,25 +245,27 @@ void multiply(const Problem& p, float alpha, const void* a, const void* b, float
     }
 }
 
-// For the checker: each column of a matrix.
-template <typename P, typename Note>
-void note(const Layout& l, P* p, const Note& note_column) {
+// For the checker: bytes that the product reads and writes, a matrix column by column.
+void note_matrix(const Layout& l, const void* p, void (*note)(const void*, size_t, const char*)) {
     for (uint64_t column = 0; column < l.cols; column++) {
-        note_column((std::conditional_t<std::is_const_v<P>, const char, char>*)p + column * l.ld * l.element(), l.rows * l.element(), "cublasLtMatmul");
+        note((const char*)p + column * l.ld * l.element(), l.rows * l.element(), "cublasLtMatmul");
     }
 }
-void run(const Problem& p, const Algo& algo, float alpha, const void* a, const void* b, float beta, const void* c, void* d, void* workspace) {
-    note(p.layouts[A], a, simt::note_read);
-    note(p.layouts[B], b, simt::note_read);
-    if (beta != 0.0f) { note(p.layouts[C], c, simt::note_read); }
+void note_written(const void* p, size_t bytes, const char* who) { simt::note_write((void*)p, bytes, who); }
+
+void run(const Problem& p, const Algo& algo, float alpha, const void* a, const void* b, float beta, const void* c, void* d,
+         void* workspace) {
+    note_matrix(p.layouts[A], a, simt::note_read);
+    note_matrix(p.layouts[B], b, simt::note_read);
+    if (beta != 0.0f) { note_matrix(p.layouts[C], c, simt::note_read); }
     if (p.has_bias()) { simt::note_read(p.desc.bias, p.bias_bytes(), "cublasLtMatmul"); }
     if (algo.workspace > 0) {
         memset(workspace, simt::POISON, algo.workspace);
         simt::note_write(workspace, algo.workspace, "cublasLtMatmul");
     }
     multiply(p, alpha, a, b, beta, c, d);
-    note(p.layouts[D], d, simt::note_write);
-    if (p.has_gelu()) { note(p.gelu_layout(), p.desc.gelu_input, simt::note_write); }
+    note_matrix(p.layouts[D], d, note_written);
+    if (p.has_gelu()) { note_matrix(p.gelu_layout(), p.desc.gelu_input, note_written); }
     if (p.has_bias_gradient()) { simt::note_write(p.desc.bias, p.bias_bytes(), "cublasLtMatmul"); }
 }
 
@@ -293,13 +307,20 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle, cubla
     return checked(__func__, [&] {
         Desc& desc = *(Desc*)handle;
         switch (attribute) {
-            case CUBLASLT_MATMUL_DESC_TRANSA: return read_value(desc.transposed[A], value, bytes, attribute);
-            case CUBLASLT_MATMUL_DESC_TRANSB: return read_value(desc.transposed[B], value, bytes, attribute);
-            case CUBLASLT_MATMUL_DESC_EPILOGUE: return read_value(desc.epilogue, value, bytes, attribute);
-            case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return read_value(desc.bias, value, bytes, attribute);
-            case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return read_value(desc.gelu_input, value, bytes, attribute);
-            case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return read_value(desc.ld_gelu, value, bytes, attribute);
-            default: require(false, NOT_SUPPORTED, "attribute %d is not emulated", (int)attribute);
+            case CUBLASLT_MATMUL_DESC_TRANSA:
+                return read_value(desc.transposed[A], value, bytes, attribute);
+            case CUBLASLT_MATMUL_DESC_TRANSB:
+                return read_value(desc.transposed[B], value, bytes, attribute);
+            case CUBLASLT_MATMUL_DESC_EPILOGUE:
+                return read_value(desc.epilogue, value, bytes, attribute);
+            case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+                return read_value(desc.bias, value, bytes, attribute);
+            case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+                return read_value(desc.gelu_input, value, bytes, attribute);
+            case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+                return read_value(desc.ld_gelu, value, bytes, attribute);
+            default:
+                require(false, NOT_SUPPORTED, "attribute %d is not emulated", (int)attribute);
         }
     });
 }
@@ -326,20 +347,28 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t h
     return checked(__func__, [&] {
         Preference& p = *(Preference*)handle;
         switch (attribute) {
-            case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return read_value(p.workspace, value, bytes, attribute);
-            case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: return read_value(p.schemes, value, bytes, attribute);
-            case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: return read_value(p.alignment[A], value, bytes, attribute);
-            case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: return read_value(p.alignment[B], value, bytes, attribute);
-            case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: return read_value(p.alignment[C], value, bytes, attribute);
-            case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return read_value(p.alignment[D], value, bytes, attribute);
-            default: require(false, NOT_SUPPORTED, "attribute %d is not emulated", (int)attribute);
+            case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
+                return read_value(p.workspace, value, bytes, attribute);
+            case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+                return read_value(p.schemes, value, bytes, attribute);
+            case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
+                return read_value(p.alignment[A], value, bytes, attribute);
+            case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+                return read_value(p.alignment[B], value, bytes, attribute);
+            case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+                return read_value(p.alignment[C], value, bytes, attribute);
+            case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+                return read_value(p.alignment[D], value, bytes, attribute);
+            default:
+                require(false, NOT_SUPPORTED, "attribute %d is not emulated", (int)attribute);
         }
     });
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int wanted,
-                                              cublasLtMatmulHeuristicResult_t* results, int* found) {
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int wanted, cublasLtMatmulHeuristicResult_t* results,
+                                              int* found) {
     return checked(__func__, [&] {
         require(wanted > 0, INVALID_VALUE, "%d algorithms are asked for", wanted);
         const Problem problem{*(const Desc*)desc, {*(const Layout*)a, *(const Layout*)b, *(const Layout*)c, *(const Layout*)d}};
@@ -352,10 +381,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     });
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void* alpha, const void* a, cublasLtMatrixLayout_t a_layout,
-                              const void* b, cublasLtMatrixLayout_t b_layout, const void* beta, const void* c, cublasLtMatrixLayout_t c_layout,
-                              void* d, cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* chosen, void* workspace,
-                              size_t workspace_bytes, cudaStream_t stream) {
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void* alpha, const void* a,
+                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout, const void* beta,
+                              const void* c, cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
+                              const cublasLtMatmulAlgo_t* chosen, void* workspace, size_t workspace_bytes, cudaStream_t stream) {
     return checked(__func__, [&] {
         const Problem p{*(const Desc*)desc,
                         {*(const Layout*)a_layout, *(const Layout*)b_layout, *(const Layout*)c_layout, *(const Layout*)d_layout}};
