@@ -248,23 +248,29 @@ protected:
     }
 
 private:
-    void ask() {
+    struct Objects {
         cublasLtHandle_t handle;
-        cublas_check(cublasLtCreate(&handle));
         cublasLtMatmulDesc_t desc;
-        cublas_check(cublasLtMatmulDescCreate(&desc, compute, CUDA_R_32F));
+        cublasLtMatmulPreference_t preference;
+        explicit Objects(cublasComputeType_t compute) {
+            cublas_check(cublasLtCreate(&handle));
+            cublas_check(cublasLtMatmulDescCreate(&desc, compute, CUDA_R_32F));
+            cublas_check(cublasLtMatmulPreferenceCreate(&preference));
+        }
+        ~Objects() { cublasLtMatmulPreferenceDestroy(preference), cublasLtMatmulDescDestroy(desc), cublasLtDestroy(handle); }
+    };
+    void ask() {
+        const Objects o(compute);
         const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
-            cublas_check(cublasLtMatmulDescSetAttribute(desc, attribute, &value, sizeof(value)));
+            cublas_check(cublasLtMatmulDescSetAttribute(o.desc, attribute, &value, sizeof(value)));
         };
         set(CUBLASLT_MATMUL_DESC_TRANSA, transpose_a);
         set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
         set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_at_first);
         set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, gelu_input);
         set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld_gelu);
-        cublasLtMatmulPreference_t preference;
-        cublas_check(cublasLtMatmulPreferenceCreate(&preference));
         const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
-            cublas_check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
+            cublas_check(cublasLtMatmulPreferenceSetAttribute(o.preference, attribute, &value, sizeof(value)));
         };
         prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, most_workspace);
         prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
@@ -278,17 +284,14 @@ private:
         int found = 0;
         {
             const Layouts l(*this);
-            cublas_check(cublasLtMatmulAlgoGetHeuristic(handle, desc, l.a, l.b, l.d, l.d, preference, 1, &best, &found));
+            cublas_check(cublasLtMatmulAlgoGetHeuristic(o.handle, o.desc, l.a, l.b, l.d, l.d, o.preference, 1, &best, &found));
         }
         between();
         const Layouts l(*this);
         set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_then);
         const float one = 1.0f, zero = 0.0f;
-        cublas_check(cublasLtMatmul(handle, desc, &one, A.data, l.a, B.data, l.b, &zero, D.data, l.d, (void*)D.data, l.d, &best.algo,
+        cublas_check(cublasLtMatmul(o.handle, o.desc, &one, A.data, l.a, B.data, l.b, &zero, D.data, l.d, (void*)D.data, l.d, &best.algo,
                                     workspace_at, best.workspaceSize - workspace_less, side.run.stream));
-        cublas_check(cublasLtMatmulPreferenceDestroy(preference));
-        cublas_check(cublasLtMatmulDescDestroy(desc));
-        cublas_check(cublasLtDestroy(handle));
     }
     struct Layouts {
         cublasLtMatrixLayout_t a, b, d;
