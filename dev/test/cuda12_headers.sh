@@ -5,15 +5,16 @@
 # build/cuda12; they are taken from there the next time. Without pip or a network it says SKIPPED, and exits with 0. Nothing is linked and
 # nothing runs. Kernels are compiled as the emulator compiles them: nvcc of CUDA 12 has no wheel. The last line is 'N passed, N failed'.
 set -uo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit 1
 headers=${1:-build/cuda12}
 WHEELS='nvidia-cuda-runtime-cu12==12.4.127 nvidia-cuda-nvcc-cu12==12.4.131 nvidia-cublas-cu12==12.4.5.8 nvidia-nccl-cu12==2.21.5'
 
 fetch() {
     local wheels
     wheels=$(mktemp -d) || return 1
-    # shellcheck disable=SC2064,SC2086
+    # shellcheck disable=SC2064
     trap "rm -rf '$wheels'" RETURN
+    # shellcheck disable=SC2086
     python3 -m pip download -q --no-deps --only-binary :all: -d "$wheels" $WHEELS || return 1
     rm -rf "$headers.part"
     python3 - "$headers.part" "$wheels"/*.whl << 'END' || return 1
@@ -47,10 +48,12 @@ compiles() {  # file, further flags
         echo "FAIL $file"
     fi
 }
-kernels='-include llmc/simt/simt.h'
-for file in train_gpt.cu test_gpt.cu llmc/*.cpp dev/test/test_*kernels.cpp dev/test/test_*cuda.cpp; do compiles "$file"; done
+simt='-include llmc/simt/simt.h'
+for file in train_gpt.cu test_gpt.cu llmc/*.cpp dev/test/test_*kernels.cpp dev/test/test_{gemm_cuda,nccl}.cpp; do compiles "$file"; done
 # shellcheck disable=SC2086
-for file in llmc/simt/*.cpp llmc/ops.cu; do compiles "$file" $kernels; done
+for file in llmc/ops.cu dev/test/test_simt.cpp; do compiles "$file" $simt; done
+# shellcheck disable=SC2086
+for file in llmc/simt/*.cpp; do compiles "$file" $simt -DSIMT_CHECK; done
 grep '#define CUDART_VERSION' "$headers/cuda_runtime_api.h"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
