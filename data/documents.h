@@ -79,6 +79,22 @@ inline void list_folder(const std::string& folder, std::vector<InputFile>& files
     check(!error, "cannot list the input folder '%s' and those in it: %s", folder.c_str(), error.message().c_str());
 }
 
+// A file that comes twice, such as by its name and in its folder, would double its documents.
+inline void check_each_once(const std::vector<InputFile>& files) {
+    std::map<std::pair<dev_t, ino_t>, const InputFile*> seen;
+    for (const InputFile& file : files) {
+        struct stat st;
+        if ((file.path == "-" ? fstat(STDIN_FILENO, &st) : stat(file.path.c_str(), &st)) != 0) { continue; }
+        const auto [first, is_new] = seen.insert({{st.st_dev, st.st_ino}, &file});
+        if (!is_new) {
+            usage_error(
+                "inputs '%s' and '%s' are the same file: its documents would come twice\nHINT: give it once; a weight in training "
+                "(--train 2:...) makes a source count more",
+                first->second->path.c_str(), file.path.c_str());
+        }
+    }
+}
+
 // Files as given; a folder stands for the text files in it and below, sorted by path.
 inline std::vector<InputFile> list_inputs(const std::vector<std::string>& inputs, const std::string& input_format) {
     std::vector<InputFile> files;
@@ -99,6 +115,7 @@ inline std::vector<InputFile> list_inputs(const std::vector<std::string>& inputs
         check(files.size() > first, "input folder '%s' holds no .jsonl or .txt file", input.c_str());
         std::sort(files.begin() + first, files.end(), [](const InputFile& a, const InputFile& b) { return a.path < b.path; });
     }
+    check_each_once(files);
     return files;
 }
 
@@ -198,12 +215,10 @@ private:
             const LineReader::Line found = lines_->read_line(doc.bytes, MAX_DOCUMENT_BYTES);
             if (found == LineReader::Line::none) { return before > 0; }
             if (found == LineReader::Line::too_long) {
-                check(json_,
-                      "input '%s': the document from line %lld on has more than %zu MiB\nHINT: cut it with --split-documents or "
-                      "--doc-separator",
-                      doc.file->path.c_str(), (long long)doc.line, MAX_DOCUMENT_BYTES >> 20);
                 doc.bytes = {};
-                doc.broken = {Problem::too_long, format("a line of more than %zu MiB; skipped", MAX_DOCUMENT_BYTES >> 20)};
+                doc.broken = {Problem::too_long, format("a %s of more than %zu MiB; skipped%s", json_ ? "line" : "document",
+                                                        MAX_DOCUMENT_BYTES >> 20, json_ ? "" : " (--split-documents cuts it)")};
+                if (!json_ && options_.split_bytes == 0) { pass_to_separator(); }
                 return true;
             }
             const std::string_view line = std::string_view(doc.bytes).substr(before);
@@ -217,6 +232,15 @@ private:
                 return true;
             }
         }
+    }
+
+    void pass_to_separator() {
+        std::string line;
+        LineReader::Line found;
+        do {
+            line.clear();
+            found = lines_->read_line(line, MAX_DOCUMENT_BYTES);
+        } while (found == LineReader::Line::too_long || (found == LineReader::Line::whole && !is_separator(line)));
     }
 
     const std::vector<InputFile>& files_;
@@ -274,6 +298,97 @@ struct Parsers {
     simdjson::ondemand::parser documents, signals;
 };
 
+// Is a value that nobody asked for JSON? simdjson passes over it with a look at its brackets only. That what looks like a string is UTF-8 and
+// has no control characters, it has seen already.
+class JsonChecker {
+public:
+    explicit JsonChecker(std::string_view text) : at_(text.data()), end_(at_ + text.size()) {}
+
+    // A value of an object, and behind it its end or a comma.
+    bool field_value() { return value(0) && (next() == ',' || next() == '}'); }
+
+private:
+    bool value(int depth) {
+        constexpr int MAX_DEPTH = 1000;  // each takes some of the stack
+        if (depth > MAX_DEPTH) { return false; }
+        switch (next()) {
+            case '{':
+                return list('}', [&] { return next() == '"' && string() && take(':') && value(depth + 1); });
+            case '[':
+                return list(']', [&] { return value(depth + 1); });
+            case '"':
+                return string();
+            case 't':
+                return literal("true");
+            case 'f':
+                return literal("false");
+            case 'n':
+                return literal("null");
+            default:
+                return number();
+        }
+    }
+    char peek() const { return at_ < end_ ? *at_ : '\0'; }
+    char next() {
+        while (peek() == ' ' || peek() == '\t' || peek() == '\r' || peek() == '\n') { at_++; }
+        return peek();
+    }
+    bool take(char c) {
+        const bool found = next() == c;
+        at_ += found;
+        return found;
+    }
+    template <typename Item>
+    bool list(char close, Item item) {
+        at_++;
+        if (take(close)) { return true; }
+        do {
+            if (!item()) { return false; }
+        } while (take(','));
+        return take(close);
+    }
+    bool literal(std::string_view word) {
+        const bool found = std::string_view(at_, end_ - at_).starts_with(word);
+        at_ += found ? word.size() : 0;
+        return found;
+    }
+    bool string() {
+        for (at_++; at_ < end_ && *at_ != '"'; at_++) {
+            if (*at_ != '\\') { continue; }
+            at_++;
+            if (peek() == 'u') {
+                for (int i = 0; i < 4; i++) {
+                    at_++;
+                    if (!isxdigit((unsigned char)peek())) { return false; }
+                }
+            } else if (peek() == '\0' || strchr("\"\\/bfnrt", peek()) == nullptr) {
+                return false;
+            }
+        }
+        return take('"');
+    }
+    bool digits() {
+        const char* first = at_;
+        while (isdigit((unsigned char)peek())) { at_++; }
+        return at_ > first;
+    }
+    bool number() {
+        const auto one_of = [&](std::string_view any) {
+            const bool found = at_ < end_ && any.find(*at_) != std::string_view::npos;
+            at_ += found;
+            return found;
+        };
+        one_of("-");
+        if (!one_of("0") && !digits()) { return false; }
+        if (one_of(".") && !digits()) { return false; }
+        if (!one_of("eE")) { return true; }
+        one_of("+-");
+        return digits();
+    }
+
+    const char *at_, *end_;
+};
+
 constexpr char RAW_CONTENT[] = "raw_content";  // RedPajama-V2's key of the text
 
 // The text under `key` of a JSON object, wherever it stands in it, and the fields that the filter wants.
@@ -292,6 +407,9 @@ inline Extracted extract_text(std::string& line, const std::string& key, const F
     if (parser.iterate(simdjson::padded_string_view(line.data(), line.size(), line.capacity())).get(doc)) { return out; }
     if (doc.get_object().get(object)) { return out; }
     bool found = false, is_string = false;
+    const auto is_whole = [&](simdjson::ondemand::value value) {
+        return JsonChecker(std::string_view(line).substr(value.raw_json_token().data() - line.data())).field_value();
+    };
     // To the end of the object, not only to the key: a line that is cut after it is broken all the same.
     for (auto field : object) {
         std::string_view name;
@@ -302,14 +420,17 @@ inline Extracted extract_text(std::string& line, const std::string& key, const F
             simdjson::ondemand::json_type type;
             if (value.type().get(type)) { return out; }
             is_string = type == simdjson::ondemand::json_type::string;
-            if (is_string && value.get_string().get(out.text)) { return out; }
-        } else if (filter.wants(name)) {
+            const bool whole = is_string ? !value.get_string().get(out.text) : is_whole(value);
+            if (!whole) { return out; }
+            continue;
+        }
+        if (filter.wants(name)) {
             std::optional<FieldValue> read;
             if (read_field(value, read)) { return out; }
             if (read) { out.fields[std::string(name)] = *read; }
-        } else {
-            out.has_raw_content = out.has_raw_content || name == RAW_CONTENT;
         }
+        out.has_raw_content = out.has_raw_content || name == RAW_CONTENT;
+        if (!is_whole(value)) { return out; }
     }
     if (doc.current_location().error() != simdjson::OUT_OF_BOUNDS) { return out; }  // something follows the object
     out.problem = !found ? std::optional(Problem::no_text_key) : !is_string ? std::optional(Problem::text_not_string) : std::nullopt;

@@ -166,6 +166,11 @@ private:
         packed_begin_ += n;
         return n;
     }
+    // A checksum comes after the data that it is of: those have been handed out.
+    static InputProblem broken_data(const char* kind, const std::string& reason, bool wrong_checksum) {
+        if (!wrong_checksum) { return {Problem::cut_file, format("the %s data is broken (%s)", kind, reason.c_str())}; }
+        return {Problem::wrong_checksum, format("the %s data is not what was packed (%s): its text is damaged somewhere", kind, reason.c_str())};
+    }
     size_t read_gzip(char* out, size_t bytes) {
         if (at_frame_end_) {
             while (packed_begin_ < packed_end_ && packed_[packed_begin_] == 0) { packed_begin_++; }  // tapes pad with zeros, as gzip knows
@@ -180,7 +185,9 @@ private:
         packed_begin_ = packed_end_ - gzip_.avail_in;
         at_frame_end_ = status == Z_STREAM_END;
         if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR) {
-            broken_ = {Problem::cut_file, format("the gzip data is broken (%s)", gzip_.msg ? gzip_.msg : "?")};
+            const std::string_view reason = gzip_.msg ? gzip_.msg : "?";
+            const bool all_read = reason == "incorrect data check" || reason == "incorrect length check";
+            broken_ = broken_data("gzip", std::string(reason), all_read);
         }
         return bytes - gzip_.avail_out;
     }
@@ -193,7 +200,9 @@ private:
               "zstd "
               "-dc --long=31 FILE | ./tokenize ... -",
               path_.c_str(), 1 << (ZSTD_WINDOW_LOG - 20));
-        if (ZSTD_isError(status)) { broken_ = {Problem::cut_file, format("the zstd data is broken (%s)", ZSTD_getErrorName(status))}; }
+        if (ZSTD_isError(status)) {
+            broken_ = broken_data("zstd", ZSTD_getErrorName(status), ZSTD_getErrorCode(status) == ZSTD_error_checksum_wrong);
+        }
         if (in.pos > packed_begin_ || to.pos > 0) { at_frame_end_ = status == 0; }
         packed_begin_ = in.pos;
         return to.pos;

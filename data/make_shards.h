@@ -134,10 +134,15 @@ inline std::unique_ptr<Tokenizer> load_checked_tokenizer(const ShardOptions& opt
     return tokenizer;
 }
 
+// Of this set, nor of one whose shards would have the same names: X_val_000000.bin is the set X_val's, and X's for validation.
 inline void check_no_run_left(const std::string& prefix) {
-    const std::string state = run_state_path(prefix);
-    check(!path_exists(state), "--out '%s': a run that was broken off left '%s'\nHINT: its command with --resume goes on from there; %s",
-          prefix.c_str(), state.c_str(), begin_anew_hint(prefix).c_str());
+    std::vector<std::string> sets = {prefix, prefix + VAL_SUFFIX};
+    if (prefix.ends_with(VAL_SUFFIX)) { sets.push_back(prefix.substr(0, prefix.size() - strlen(VAL_SUFFIX))); }
+    for (const std::string& set : sets) {
+        const std::string state = run_state_path(set);
+        check(!path_exists(state), "--out '%s': a run that was broken off left '%s'\nHINT: its command with --resume goes on from there; %s",
+              prefix.c_str(), state.c_str(), begin_anew_hint(set).c_str());
+    }
 }
 // Left by a run that was killed before it had a state.
 inline void remove_asides(const std::string& prefix) {
@@ -332,7 +337,7 @@ inline void make_shards(const ShardOptions& options) {
     const Filter filter(options.filter);
     const std::vector<InputFile> files = list_inputs(options.inputs, options.read.input_format);
     prepare_out(options.out);
-    const OutLock lock(options.out);
+    const OutLock lock(options.out), val_lock(options.out + VAL_SUFFIX);
     SetWriter set(options, *tokenizer, files, filter);
     if (!set.begin()) {
         printf("'%s' is complete: these inputs and options made it\n", side_path(options.out).c_str());

@@ -85,7 +85,7 @@ inline RunState read_run_state(const std::string& prefix, const RunState& wanted
         state.val = split_from_json(json.at("val"), path);
         state.sources = json.at("sources");
         state.publishing = json.at("publishing");
-        state.replaces = json.at("replaces");
+        for (const auto& name : json.at("replaces")) { state.replaces.push_back(checked_shard_name(name, path)); }
     } catch (const nlohmann::json::exception& e) {
         die("'%s' is not what ./tokenize writes: %s\nHINT: %s", path.c_str(), e.what(), begin_anew_hint(prefix).c_str());
     }

@@ -1,9 +1,10 @@
-// sentencepiece.cpp: SentencePiece models: loaded and decoded by the library, encoded by it or by sentencepiece_bpe.h.
+// sentencepiece.cpp: SentencePiece models: loaded and decoded by the library, encoded by it or by sentencepiece_bpe.h and sentencepiece_unigram.h.
 #include "llmc/sentencepiece.h"
 
 #include <sentencepiece_processor.h>
 
 #include "llmc/sentencepiece_bpe.h"
+#include "llmc/sentencepiece_unigram.h"
 
 namespace {
 
@@ -25,8 +26,10 @@ public:
         const auto parsed = parse_sentencepiece_model(model);
         if (parsed && (i64)parsed->pieces.size() == vocab_size() && SentencePieceBpe::can_encode(*parsed)) {
             bpe_ = std::make_unique<SentencePieceBpe>(*parsed, unknown_id);
+        } else if (parsed && (i64)parsed->pieces.size() == vocab_size() && SentencePieceUnigram::can_encode(*parsed)) {
+            unigram_ = std::make_unique<SentencePieceUnigram>(*parsed, unknown_id);
         } else {
-            whole_text_bytes = 2 << 20;  // the library takes up to some 200 bytes of memory per byte of text: where each is an id
+            whole_text_bytes = MOST_FOR_LIBRARY;
             // Protobuf takes a part that comes again as corrections: field 3 (normalizer), of 2 bytes: its field 3 (add_dummy_prefix)
             // false.
             const std::string without_space = model + std::string("\x1A\x02\x18\x00", 4);
@@ -37,6 +40,7 @@ public:
 protected:
     std::vector<int32_t> encode_text(std::string_view text) const override {
         if (bpe_) { return bpe_->encode(text); }
+        if (unigram_ && text.size() > MOST_FOR_LIBRARY) { return unigram_->encode(text); }
         std::vector<int32_t> ids;
         // A part ends before a space, which the library puts before the next text by itself; or where there is none in reach, before a
         // character, and the next text goes on without one.
@@ -56,6 +60,9 @@ protected:
     }
 
 private:
+    // It takes up to some 200 bytes of memory per byte of text: where each is an id.
+    static constexpr size_t MOST_FOR_LIBRARY = 2 << 20;
+
     size_t part_end(std::string_view text) const {
         if (text.size() <= whole_text_bytes) { return text.size(); }
         size_t end = text.rfind(' ', whole_text_bytes - 1);  // never the last of the text: it would be lost
@@ -82,6 +89,7 @@ private:
     sentencepiece::SentencePieceProcessor processor_, going_on_;  // the latter puts no space before a text
     bool can_go_on_ = false;
     std::unique_ptr<SentencePieceBpe> bpe_;
+    std::unique_ptr<SentencePieceUnigram> unigram_;
 };
 
 }  // namespace

@@ -6,47 +6,14 @@
 #include <algorithm>
 #include <array>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "bpe.h"
 #include "sentencepiece_model.h"
 #include "tokenizer.h"
 
-constexpr char SENTENCEPIECE_SPACE[] = "\xE2\x96\x81";  // U+2581 stands for a space in pieces, and in a text means one
-
-inline std::string with_spaces(std::string piece) {
-    for (size_t at = 0; (at = piece.find(SENTENCEPIECE_SPACE, at)) != std::string::npos; at++) {
-        piece.replace(at, strlen(SENTENCEPIECE_SPACE), " ");
-    }
-    return piece;
-}
-
-// "<0x0A>" -> 10
-inline uint8_t byte_of_piece(std::string_view piece) { return strtol(std::string(piece).c_str() + strlen("<0x"), nullptr, 16); }
-
 class SentencePieceBpe {
 public:
-    // Others go through the library: unigram models (which add scores up along the whole text), normalizers that change the text, pieces
-    // that are cut out of the text first or taken apart afterwards, and oddities that only a model made by hand has.
-    static bool can_encode(const SentencePieceModel& model) {
-        if (model.model_type != SentencePieceModel::BPE || model.charsmap || model.removes_spaces || model.space_as_suffix ||
-            !model.escapes_spaces || model.pieces.size() > MAX_PIECES) {
-            return false;
-        }
-        std::unordered_set<std::string_view> normal;
-        for (const auto& piece : model.pieces) {
-            if (piece.type == SentencePieceModel::NORMAL) { normal.insert(piece.text); }
-        }
-        for (const auto& piece : model.pieces) {
-            if (piece.type == SentencePieceModel::USER_DEFINED || piece.type == SentencePieceModel::UNUSED) { return false; }
-            if (piece.text.empty() || piece.text.size() > MAX_PIECE_BYTES || piece.score != piece.score) { return false; }
-            if (piece.type == SentencePieceModel::BYTE && piece.text.size() != strlen("<0x00>")) { return false; }
-            // The text of a reserved piece may come up as text, and then stands for that piece.
-            const bool reserved = piece.type != SentencePieceModel::NORMAL;
-            if (reserved && (normal.contains(piece.text) || utf8_length(piece.text) == (int)piece.text.size())) { return false; }
-        }
-        return true;
-    }
+    static bool can_encode(const SentencePieceModel& model) { return model.model_type == SentencePieceModel::BPE && is_plain(model); }
 
     SentencePieceBpe(const SentencePieceModel& model, int unknown_id)
         : adds_space_(model.adds_space), byte_fallback_(model.byte_fallback), unknown_id_(unknown_id), vocab_(model.pieces.size()) {
@@ -101,13 +68,8 @@ public:
     std::vector<int32_t> encode(std::string_view text) const {
         std::vector<int32_t> ids;
         if (text.empty()) { return ids; }
-        std::string clean;
-        if (utf8_prefix(text) != text.size() || text.find(SENTENCEPIECE_SPACE) != std::string_view::npos) {
-            clean = text;
-            repair_utf8(clean);
-            clean = with_spaces(clean);
-            text = clean;
-        }
+        std::string room;
+        text = cleaned(text, room);
         const auto scratch = scratches_.take();
         ids.reserve(text.size() / 4 + 8);
         size_t at = 0;
@@ -124,7 +86,6 @@ public:
     }
 
 private:
-    static constexpr size_t MAX_PIECES = 1 << 24, MAX_PIECE_BYTES = 1024;
     static constexpr uint32_t ASCII = 128, PAGE = 256;
     static constexpr int32_t NO_SYMBOL = -1;
 

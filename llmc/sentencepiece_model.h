@@ -3,8 +3,9 @@
 #pragma once
 
 #include <optional>
+#include <unordered_set>
 
-#include "base.h"
+#include "tokenizer.h"
 
 struct SentencePieceModel {
     enum PieceType { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5, BYTE = 6 };
@@ -107,4 +108,50 @@ inline std::optional<SentencePieceModel> parse_sentencepiece_model(std::string_v
     }
     if (fields.broken) { return {}; }
     return model;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// What our encoders share
+
+constexpr char SENTENCEPIECE_SPACE[] = "\xE2\x96\x81";  // U+2581 stands for a space in pieces, and in a text means one
+
+inline std::string with_spaces(std::string piece) {
+    for (size_t at = 0; (at = piece.find(SENTENCEPIECE_SPACE, at)) != std::string::npos; at++) {
+        piece.replace(at, strlen(SENTENCEPIECE_SPACE), " ");
+    }
+    return piece;
+}
+
+// "<0x0A>" -> 10
+inline uint8_t byte_of_piece(std::string_view piece) { return strtol(std::string(piece).c_str() + strlen("<0x"), nullptr, 16); }
+
+// The text as the library takes it, in room if that is another.
+inline std::string_view cleaned(std::string_view text, std::string& room) {
+    if (utf8_prefix(text) == text.size() && text.find(SENTENCEPIECE_SPACE) == std::string_view::npos) { return text; }
+    room = text;
+    repair_utf8(room);
+    room = with_spaces(std::move(room));
+    return room;
+}
+
+// Others go through the library: normalizers that change the text, pieces that are cut out of the text first or taken apart afterwards,
+// and oddities that only a model made by hand has.
+inline bool is_plain(const SentencePieceModel& model) {
+    constexpr size_t MAX_PIECES = 1 << 24, MAX_PIECE_BYTES = 1024;
+    if (model.charsmap || model.removes_spaces || model.space_as_suffix || !model.escapes_spaces || model.pieces.size() > MAX_PIECES) {
+        return false;
+    }
+    std::unordered_set<std::string_view> normal;
+    for (const auto& piece : model.pieces) {
+        if (piece.type == SentencePieceModel::NORMAL) { normal.insert(piece.text); }
+    }
+    for (const auto& piece : model.pieces) {
+        if (piece.type == SentencePieceModel::USER_DEFINED || piece.type == SentencePieceModel::UNUSED) { return false; }
+        if (piece.text.empty() || piece.text.size() > MAX_PIECE_BYTES || piece.score != piece.score) { return false; }
+        if (piece.type == SentencePieceModel::BYTE && piece.text.size() != strlen("<0x00>")) { return false; }
+        // The text of a reserved piece may come up as text, and then stands for that piece.
+        const bool reserved = piece.type != SentencePieceModel::NORMAL;
+        if (reserved && (normal.contains(piece.text) || utf8_length(piece.text) == (int)piece.text.size())) { return false; }
+    }
+    return true;
 }

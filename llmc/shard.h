@@ -221,15 +221,16 @@ inline nlohmann::ordered_json split_to_json(const SplitInfo& split) {
     for (const ShardInfo& s : split.shards) { json["shards"].push_back({{"file", s.file}, {"tokens", s.tokens}, {"xxh3", s.xxh3}}); }
     return json;
 }
-// Of the file `path`. Whoever replaces a set removes its shards: a name must not lead out of their folder.
+// A shard's name as the file `path` lists it. Whoever replaces a set removes its shards: a name must not lead out of their folder.
+inline std::string checked_shard_name(const std::string& name, const std::string& path) {
+    check(!name.empty() && name == base_name(name),
+          "'%s' lists the shard '%s', wanted a name without a folder\nHINT: it was changed; make the set again", path.c_str(), name.c_str());
+    return name;
+}
 inline SplitInfo split_from_json(const nlohmann::ordered_json& json, const std::string& path) {
     SplitInfo split = {json.at("documents"), json.at("tokens"), json.at("text_bytes"), {}};
     for (const auto& s : json.at("shards")) {
-        split.shards.push_back({s.at("file"), s.at("tokens"), s.value("xxh3", "")});
-        const std::string& file = split.shards.back().file;
-        check(file == base_name(file),
-              "'%s' lists the shard '%s', wanted a name without a folder\nHINT: it was changed; make the set again", path.c_str(),
-              file.c_str());
+        split.shards.push_back({checked_shard_name(s.at("file"), path), s.at("tokens"), s.value("xxh3", "")});
     }
     return split;
 }

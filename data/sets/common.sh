@@ -37,24 +37,31 @@ parse_arguments() {
     mkdir -p "$out/raw"
 }
 
-# fetch's: $base/$file -> $to.part
-download() { curl --fail --location --retry 5 --retry-delay 2 --silent --show-error "$@" --output "$to.part" "$base/$file"; }
+# fetch's: $base/$file -> $to.part; sets status to curl's exit code, or to NOT_THERE.
+NOT_THERE=44
+download() {
+    local answer
+    status=0
+    answer=$(curl --fail --location --retry 5 --retry-delay 2 --silent --show-error --write-out '%{http_code}' "$@" --output "$to.part" "$base/$file") || status=$?
+    if [ "$answer" = 404 ] || [ $status = 37 ]; then status=$NOT_THERE; fi  # 37: a file:// that is not there
+}
 
-# Path under $base -> the same path under $out/raw (or $2). Goes on with a file that an earlier run left in part.
-fetch() {
-    local file=$1 to=$out/raw/${2:-$1}
+# Path under $base -> the same path under $out/raw (or $2). Goes on with a file that an earlier run left in part. False where there is none.
+fetch_if_there() {
+    local file=$1 to=$out/raw/${2:-$1} status
     [ -f "$to" ] && return
     command -v curl > /dev/null || die "curl is not installed" "apt-get install curl"
     mkdir -p "$(dirname "$to")"
     echo "fetching $base/$file"
-    local status=0
-    download --continue-at - || status=$?
+    download --continue-at -
     case $status in
-        22 | 33 | 36) rm -f "$to.part" && status=0 && download || status=$? ;;  # a part that is the whole file already, or of another one
+        22 | 33 | 36) rm -f "$to.part" && download ;;  # a part that is the whole file already, or of another one
     esac
+    if [ $status = $NOT_THERE ]; then return 1; fi
     [ $status = 0 ] || die "cannot fetch $base/$file" "this needs the internet (or --base URL of a mirror); run it again to go on"
-    mv "$to.part" "$to"
+    mv "$to.part" "$to" || die "cannot write $to"
 }
+fetch() { fetch_if_there "$@" || die "there is no $base/$1" "--base URL of a mirror, if the set has moved"; }
 
 need_tokenizer() {
     [ -z "$fetch_only" ] || exit 0

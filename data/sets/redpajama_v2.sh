@@ -7,6 +7,7 @@
 # the rules of Gopher, over those signals; KEEP replaces them: KEEP='ccnet_perplexity<500 rps_doc_word_count>=100' data/sets/redpajama_v2.sh ...
 # Duplicates are lists of document ids in .parquet (duplicates/NAME.duplicates.parquet, column doc_id); as lines of text ./tokenize takes them, with
 # --drop-ids FILE. With pyarrow from PyPI: python3 -c 'import sys, pyarrow.parquet as p; print(*p.read_table(sys.argv[1])["doc_id"].to_pylist(), sep="\n")' X.parquet
+# Files that the listing names and the place does not have, as it says of some, are left out, with a word for each.
 # Writes out/data/redpajama_v2/LANGUAGE-SNAPSHOT_000000.bin ... Needs the internet: at 1 Gbit/s about a second a file, then a minute a file on two cores.
 source "$(dirname "$0")/common.sh"
 parse_arguments redpajama_v2 https://data.together.xyz/redpajama-data-v2/v1.0.0 "$@"
@@ -16,14 +17,16 @@ snapshot=${rest[0]:-} language=${rest[1]:-en} files=${rest[2]:-100}
 keep=${KEEP:-rps_doc_word_count>=50 rps_doc_word_count<=100000 rps_doc_mean_word_length>=3 rps_doc_mean_word_length<=10 rps_doc_symbol_to_word_ratio<=0.1}
 
 fetch "listings/$language-$snapshot-head_middle.txt"
-chosen=$out/raw/listings/$language-$snapshot-first-$files.txt
-head -n "$files" "$out/raw/listings/$language-$snapshot-head_middle.txt" > "$chosen"
+inputs=()
 while read -r file; do
-    fetch "documents/$file.json.gz"
-    fetch "quality_signals/$file.signals.json.gz"
-done < "$chosen"
+    if fetch_if_there "documents/$file.json.gz" && fetch_if_there "quality_signals/$file.signals.json.gz"; then
+        inputs+=("$out/raw/documents/$file.json.gz")
+    else
+        echo "left out: $base has not both documents and quality signals of $file"
+    fi
+done < <(head -n "$files" "$out/raw/listings/$language-$snapshot-head_middle.txt")
+[ ${#inputs[@]} -gt 0 ] || die "there is none of the first $files files of $language-$snapshot"
 need_tokenizer
-mapfile -t inputs < <(sed "s|.*|$out/raw/documents/&.json.gz|" "$chosen")
 rules=()
 for rule in $keep; do rules+=(--keep "$rule"); done
 shards "$language-$snapshot" "${inputs[@]}" -- --text-key raw_content --signals "$out/raw/quality_signals" "${rules[@]}" --val-fraction 0.001

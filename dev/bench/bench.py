@@ -6,21 +6,13 @@
 Without --python it makes a virtual environment in build/peer and installs torch from PyPI. Speeds of a shared machine swing;
 so peer and trainer run alternately, each round gives a ratio, and the median of the ratios counts.
 """
-import argparse, array, json, os, platform, random, shutil, statistics, struct, subprocess, sys, tempfile
+import argparse, array, json, os, random, shutil, statistics, struct, subprocess, sys, tempfile
+
+from measure import cpu_name, measured
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 SHAPES = {'130m': dict(layers=12, channels=768, heads=16, kv_heads=16, ffn=2048, vocab=32000, batch=4, seq=1024),
           'quick': dict(layers=2, channels=256, heads=4, kv_heads=4, ffn=704, vocab=2000, batch=4, seq=128)}
-
-
-def measured(command, **kw):
-    """Runs it; returns (stdout, peak resident bytes)."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **kw)
-    out = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    if status != 0:
-        sys.exit(f'failed: {" ".join(command)}')
-    return out, usage.ru_maxrss * 1024
 
 
 def peer_python(given):
@@ -55,7 +47,7 @@ def main():
                    '--micro-batch', str(shape['batch']), '--global-batch', str(shape['batch']), *extra]
         for name in ('layers', 'channels', 'heads', 'kv_heads', 'ffn', 'vocab', 'seq'):
             command += ['--' + name.replace('_', '-'), str(shape[name])]
-        _, peak = measured(command)
+        _, _, peak = measured(command)
         with open(log) as f:
             steps = [r for r in map(json.loads, f) if r['kind'] == 'step'][1:]  # the first step touches all memory for the first time
         speeds = [r['tokens_per_second'] for r in steps]
@@ -67,7 +59,7 @@ def main():
             command += ['--' + name.replace('_', '-'), str(value)]
         # Some machines pin OpenBLAS to an old kernel; the peer gets the library's own choice.
         env = {k: v for k, v in os.environ.items() if not k.startswith('OPENBLAS')}
-        out, peak = measured(command, env=env)
+        out, _, peak = measured(command, env=env)
         return statistics.median(json.loads(out.splitlines()[-1])['tokens_per_second'][1:]), peak
 
     rows = []
@@ -77,10 +69,9 @@ def main():
         shown = {'train_gpt': one, 'PyTorch': peer, 'train_gpt --tp 2 --sync-factor 0.5': two}
         print(f'round {i + 1}: ' + ' | '.join(f'{name} {r[0]:.0f} tok/s {r[1] / 2**30:.2f} GiB' for name, r in shown.items() if r), flush=True)
     shutil.rmtree(folder)
-    cpu = next((line.split(':')[1].strip() for line in open('/proc/cpuinfo') if line.startswith('model name')), platform.processor())
     payload = 4 * shape['layers'] * shape['batch'] * shape['seq'] * (shape['channels'] // 2) * 4
     result = dict(tp2_vs_tp1=statistics.median(c[0] / a[0] for a, _, c in rows), wire_bytes_over_payload=rows[0][2][2] / payload)
-    print(f'{cpu}, {o.threads} threads, fp32, {shape}')
+    print(f'{cpu_name()}, {o.threads} threads, fp32, {shape}')
     if not o.no_peer:
         result.update(speed_vs_pytorch=statistics.median(a[0] / b[0] for a, b, _ in rows), memory_vs_pytorch=statistics.median(a[1] / b[1] for a, b, _ in rows))
         print(f'speed, over PyTorch          {result["speed_vs_pytorch"]:.2f}x   (bar 0.9)')

@@ -6,23 +6,17 @@
 FOLDER holds .jsonl files (RedPajama's sample), repeated up to --mb of text. Speeds of a shared machine swing; so the programs run in turn, each
 round gives ratios, and the medians count. MB/s are bytes of text over wall time: of ./tokenize from start to finished shards, of spm_encode
 likewise (one core, as it is; lines instead of documents), of tokenizers within encode_batch alone. The ids of tokenizers are compared with ours.
+What reading, unpacking and parsing add: wall time from the file (plain, as gzip -6 and zstd -3 pack it) to all ids, over that from the same texts in
+memory, less one (bench_parse.cpp); in brackets the same of processor time, which other programs of the machine disturb less.
 """
 import argparse, array, glob, json, os, shutil, statistics, subprocess, sys, tempfile, time
+
+from measure import cpu_name, measured
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 SHARED = os.path.join(ROOT, '../shared/data')
 BATCH = 256  # documents
-
-
-def measured(command, **kw):
-    """Runs it; returns (stdout, seconds, peak resident bytes)."""
-    begin = time.time()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **kw)
-    out = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    if status != 0:
-        sys.exit(f'failed: {" ".join(command)}')
-    return out, time.time() - begin, usage.ru_maxrss * 1024
+KINDS = 'plain', 'gzip', 'zstd'
 
 
 def documents_of(path):
@@ -114,6 +108,10 @@ def run(o, python, folder):
             g.writelines(t + '\n' for t in texts)
     with open(f'{folder}/once.jsonl', 'w', encoding='utf-8') as f:
         f.writelines(once)
+    packed = [f'{data}.gz', f'{data}.zst']
+    with open(packed[0], 'wb') as f:
+        subprocess.run(['gzip', '-6c', data], stdout=f, check=True)
+    subprocess.run(['zstd', '-q3', data], check=True)
     mb = once_bytes * times / 1e6
     env = {**os.environ, 'RAYON_NUM_THREADS': str(o.threads), 'TOKENIZERS_PARALLELISM': 'true'}
     # Their speed does not depend on how often the documents come, but their memory does: a pass over the sample counts.
@@ -127,22 +125,25 @@ def run(o, python, folder):
     rows = []
     for i in range(o.rounds):
         _, ours, peak = measured(tokenize + [f'{folder}/t', data], stderr=subprocess.DEVNULL)
-        parse = float(measured([os.path.join(ROOT, 'build/bench_parse'), str(o.threads), data])[0].split()[0])
+        parsed = measured([os.path.join(ROOT, 'build/bench_parse'), o.model, str(o.threads), data] + packed)[0]
+        added = [[float(x) for x in line.split()[-2:]] for line in parsed.splitlines()]
         spm = measured(['spm_encode', f'--model={o.model}', '--output_format=id', '--output=/dev/null', lines], stderr=subprocess.DEVNULL)[1]
         peer_seconds = float(ask('time'))
-        rows.append((mb / ours, mb / spm, once_bytes / 1e6 / peer_seconds, parse / ours, peak))
-        print(f'round {i + 1}: ./tokenize {rows[-1][0]:.1f} MB/s, {peak / 2**20:.0f} MiB | spm_encode {rows[-1][1]:.1f} MB/s | {version} {rows[-1][2]:.1f} MB/s | reading and parsing {rows[-1][3]:.1%} of the time', flush=True)
+        rows.append((mb / ours, mb / spm, once_bytes / 1e6 / peer_seconds, added, peak))
+        print(f'round {i + 1}: ./tokenize {rows[-1][0]:.1f} MB/s, {peak / 2**20:.0f} MiB | spm_encode {rows[-1][1]:.1f} MB/s | {version} {rows[-1][2]:.1f} MB/s | reading and parsing add '
+              + ', '.join(f'{kind} {wall:.1%} ({cpu:.1%})' for kind, (wall, cpu) in zip(KINDS, added)), flush=True)
     subprocess.run(tokenize + [f'{folder}/once', f'{folder}/once.jsonl'], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     ours, theirs = our_documents(f'{folder}/once'), json.loads(ask('ids'))
     hf.stdin.close()
     differ = sum(a != b for a, b in zip(ours, theirs)) + abs(len(ours) - len(theirs))
-    cpu = next((line.split(':')[1].strip() for line in open('/proc/cpuinfo') if line.startswith('model name')), '?')
-    result = dict(vs_spm_encode=statistics.median(r[0] / r[1] for r in rows), vs_tokenizers=statistics.median(r[0] / r[2] for r in rows), parse_share=statistics.median(r[3] for r in rows),
+    adds = {kind: [statistics.median(r[3][k][which] for r in rows) for which in (0, 1)] for k, kind in enumerate(KINDS)}
+    result = dict(vs_spm_encode=statistics.median(r[0] / r[1] for r in rows), vs_tokenizers=statistics.median(r[0] / r[2] for r in rows), reading_and_parsing_add=adds,
                   peak_mib=max(r[4] for r in rows) >> 20, documents=len(ours), documents_that_tokenizers_encodes_otherwise=differ)
-    print(f'{cpu}, {o.threads} threads, {mb:.0f} MB of text')
+    print(f'{cpu_name()}, {o.threads} threads, {mb:.0f} MB of text')
     print(f'over spm_encode, one core          {result["vs_spm_encode"]:.2f}x   (bar 1.9)')
     print(f'over {version}, {o.threads} threads   {result["vs_tokenizers"]:.2f}x   (bar 1)')
-    print(f'reading and parsing, of the time   {result["parse_share"]:.1%}   (bar 10%)')
+    for kind, (wall, cpu) in adds.items():
+        print(f'reading and parsing {kind:<5} add       {wall:.1%}   (bar 10%), of processor time {cpu:.1%}')
     print(f'documents encoded otherwise by tokenizers: {differ} of {len(ours)}')
     print(json.dumps(result))
 

@@ -3,7 +3,7 @@
 
 Oracle: the text that went in, decoded from the shards that came out; and the second run, which must fetch and write nothing.
 """
-import gzip, json, os, subprocess, sys, tempfile
+import contextlib, functools, gzip, http.server, json, os, subprocess, sys, tempfile, threading
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from e2e import ROOT, TOKENIZE, Failed, expect, run_tests, write_shard
@@ -25,6 +25,21 @@ def json_lines(key, name, n=5):
 
 def zstd(path):
     subprocess.run(['zstd', '-q', '--rm', path], check=True)
+
+
+@contextlib.contextmanager
+def serving(folder):
+    """A web server for the folder's files: its address."""
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+    server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), functools.partial(Quiet, directory=folder))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f'http://127.0.0.1:{server.server_port}'
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def tokenizer(d):
@@ -97,6 +112,15 @@ def test_redpajama_v2(d):
     expect(decoded(d, 'en-2023-06') == ''.join(text('en', i) for _ in range(2) for i in (0, 2, 3)), decoded(d, 'en-2023-06'))
     expect(not os.path.exists(f'{d}/out/raw/documents/{names[2]}.json.gz'), 'fetched more files than asked for')
     everything_is_there(d, 'redpajama_v2', *base)
+    # What the listing names and the place does not have is left out by name; of a web server as of a folder.
+    os.unlink(f'{d}/site/quality_signals/{names[1]}.signals.json.gz')
+    with serving(f'{d}/site') as address:
+        for base in (f'file://{d}/site', address):
+            subprocess.run(['rm', '-r', f'{d}/out'])
+            out = script('redpajama_v2', d, '--base', base, '2023-06', 'en', '3', env={'KEEP': 'rps_doc_word_count>=50'})
+            expect(names[1] in out and 'left out' in out and decoded(d, 'en-2023-06') == ''.join(text('en', i) for _ in range(2) for i in (0, 2, 3)), out)
+            expect('there is no' in script('redpajama_v2', d, '--base', base, '2099-01', code=1), 'a snapshot that is not there')
+    expect('this needs the internet' in script('redpajama_v2', d, '--base', address, '2023-14', code=1), 'no server')
 
 
 def test_slimpajama(d):

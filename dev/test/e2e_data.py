@@ -626,19 +626,34 @@ def test_large_documents_in_little_memory(d):
     info = json.load(open(f'{d}/s.json'))
     expect(info['train']['documents'] == 2 and info['train']['text_bytes'] == 2 * len(text.encode()) and not info['problems'], str(info)[:800])
     expect(usage.ru_maxrss < 1 << 20, f'{usage.ru_maxrss >> 10} MiB at the peak')
-    # Through the library, which takes most where each byte is an id.
-    ok(['--train-tokenizer', 320, '--model-type', 'unigram', '--split-documents', 1000, '--out', f'{d}/unigram.model', f'{SHARED}/train.txt'])
-    write(f'{d}/bytes.txt', ''.join(chr(rng.randrange(0x4e00, 0x9000)) for _ in range(2 << 20)).encode())
-    process = start(['--tokenizer', f'{d}/unigram.model', '--threads', 2, '--out', f'{d}/u', f'{d}/bytes.txt'])
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    expect(process.returncode == 0 and usage.ru_maxrss < 1 << 20, f'{process.returncode}, {usage.ru_maxrss >> 10} MiB at the peak')
-    expect(json.load(open(f'{d}/u.json'))['problems'] == {'documents_encoded_in_parts': 1}, 'parts')
+    # Of a unigram model, too, where each byte is an id; and where the library encodes, in parts then.
+    characters = ''.join(chr(rng.randrange(0x4e00, 0x9000)) for _ in range(1 << 18)).encode()
+    for kind, times, problems in (('unigram', (64 << 20) // len(characters), {}), ('char', 8, {'documents_encoded_in_parts': 1})):
+        text = write(f'{d}/{kind}.txt', characters * times)
+        ok(['--train-tokenizer', 320, '--model-type', 'unigram', '--split-documents', 1000, '--out', f'{d}/u.model', f'{SHARED}/train.txt'])
+        if kind == 'char':  # as a field of the model says that comes last
+            with open(f'{d}/u.model', 'ab') as f:
+                f.write(b'\x12\x02\x18\x04')
+        process = start(['--tokenizer', f'{d}/u.model', '--threads', 2, '--out', f'{d}/u', text])
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        expect(process.returncode == 0 and usage.ru_maxrss < 1 << 20, f'{kind}: {process.returncode}, {usage.ru_maxrss >> 10} MiB at the peak')
+        expect(json.load(open(f'{d}/u.json'))['problems'] == problems, kind)
     # One that is too long is passed over and counted, in little memory.
     with open(f'{d}/long.jsonl', 'wb') as f:
         f.write(b'{"text": "before"}\n{"text": "'), [f.write(b'x' * (1 << 20)) for _ in range(140)], f.write(b'"}\n{"text": "after"}\n')
     r = ok(['--tokenizer', model(), '--out', f'{d}/l', f'{d}/long.jsonl'])
     expect(json.load(open(f'{d}/l.json'))['problems'] == {'documents_too_long': 1} and b'long.jsonl:2' in r.stderr and ok(['--decode', '--doc-separator', '|', f'{d}/l_000000.bin']).stdout == b'before\n|\nafter', r.stderr)
+    for separator in ('--', ''):
+        with open(f'{d}/long.txt', 'wb') as f:
+            f.write(b'before\n--\n'), [f.write(b'x' * (1 << 20) + b'\n') for _ in range(140)], f.write(b'--\nafter')
+        args = ['--tokenizer', model(), '--out', f'{d}/t', f'{d}/long.txt'] + (['--doc-separator', separator] if separator else [])
+        refused(args + ['--on-error', 'stop'], 1, 'long.txt:3' if separator else 'long.txt:1', '--split-documents')
+        if separator:
+            ok(args)
+            expect(json.load(open(f'{d}/t.json'))['problems'] == {'documents_too_long': 1} and ok(['--decode', '--doc-separator', '|', f'{d}/t_000000.bin']).stdout == b'before\n|\nafter', 'long text')
+        else:
+            refused(args, 1, 'no training tokens', 'documents_too_long')
 
 
 def test_inputs_that_are_no_text(d):

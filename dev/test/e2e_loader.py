@@ -3,10 +3,10 @@
 
     dev/test/e2e_loader.py [NAME...]      as dev/test/e2e.py
 """
-import array, os, random, struct, subprocess
+import array, glob, os, random, shutil, struct, subprocess
 
 import e2e
-from e2e import SMALL, curve, expect, newest, ok, records, refused, run, write_shard
+from e2e import SMALL, curve, expect, newest, ok, records, refused, run, start, wait_for_step, write_shard
 
 SEQ = 8
 
@@ -186,6 +186,23 @@ def test_a_damaged_set_stops_the_run_by_name(d):
     refused(SMALL + ['--train', f'{d}/m.bin'], 1, 'm.bin')
     write_megatron(f'{d}/empty', [[], [], []])
     refused(SMALL + ['--train', f'{d}/empty'], 1, 'empty')
+
+
+def test_an_index_cut_during_the_run_is_named(d):
+    """It is mapped: reading past its new end is a signal, which must not end the run without a word."""
+    documents = documents_of(walk(60000))
+    flags = ['--tp', 2, '--steps', 1000000, '--decay-steps', 100, '--val-batches', 0, '--order', 'megatron', '--data-cache', f'{d}/cache']
+    for n, name in ((0, 'm.idx'), (2, 'm.idx'), (0, 'cache/m-*-sample_index.npy')):
+        write_megatron(f'{d}/m', documents)
+        shutil.rmtree(f'{d}/cache', ignore_errors=True)
+        log = f'{d}/log{n}'
+        process = start(SMALL + flags + ['--train', f'{d}/m', '--log', log], n=n)
+        wait_for_step(log, 3, process)
+        path, = glob.glob(f'{d}/{name}')
+        os.truncate(path, 4096)
+        os.unlink(log)
+        _, err = process.communicate(timeout=30)
+        expect(process.returncode == 1 and path in err and 'was cut' in err and 'HINT' in err, f'{name}, n={n}: exit code {process.returncode}: {err[-1500:]}')
 
 
 if __name__ == '__main__':

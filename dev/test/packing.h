@@ -22,8 +22,12 @@ inline std::string gzip(const std::string& text) {
     return out;
 }
 
-inline std::string zstd(const std::string& text) {
+// As the library does by default, or with a checksum at the end, as the program does.
+inline std::string zstd(const std::string& text, int checksum = 0) {
+    ZSTD_CCtx* context = ZSTD_createCCtx();
+    ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, checksum);
     std::string out(ZSTD_compressBound(text.size()), '\0');
-    out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3));
+    out.resize(ZSTD_compress2(context, out.data(), out.size(), text.data(), text.size()));
+    ZSTD_freeCCtx(context);
     return out;
 }

@@ -209,6 +209,16 @@ TEST_F(Tokenize, PackedFilesAndFolders) {
         EXPECT_EQ(read_token_set_info(path("o.json"))->problems["files_cut"], 1);
         EXPECT_EQ(make({cut, "--on-error", "stop"}, "p").exit_code, EXIT_FAILED);
     }
+    // A checksum says too late that what was read is not what was packed.
+    std::string wrong_gzip = gzip(lines), wrong_zstd = zstd(lines, 1);
+    wrong_gzip[wrong_gzip.size() - 8] ^= 1;
+    wrong_zstd.back() ^= 1;
+    for (const std::string& packed : {wrong_gzip, wrong_zstd}) {
+        const std::string wrong = write_file("wrong.jsonl.gz", packed);
+        EXPECT_SAYS(make({wrong}).err, "damaged somewhere");
+        EXPECT_EQ(read_token_set_info(path("o.json"))->problems.dump(), "{\"files_with_a_wrong_checksum\":1}");
+        EXPECT_EQ(make({wrong, "--on-error", "stop"}, "p").exit_code, EXIT_FAILED);
+    }
     write_file("folder/b.txt", "from b");
     write_file("folder/a/c.jsonl", "\xEF\xBB\xBF{\"text\":\"from c\"}");
     write_file("folder/ignored.md", "no");
@@ -250,6 +260,18 @@ TEST_F(Tokenize, OneProgramAtATimeWritesASet) {
         EXPECT_SAYS(run.err, path("o") + "'");
         EXPECT_EQ(make({file}, "p").exit_code, EXIT_OK);
     }
+    {  // o's shards for validation are named as those of a set o_val
+        const OutLock lock(path("o_val"));
+        EXPECT_SAYS(make({file}).err, "another ./tokenize");
+    }
+    for (const auto& [broken_off, out] : {std::pair("o", "o_val"), std::pair("o_val", "o")}) {
+        const std::string state = write_file(std::string(broken_off) + ".resume.json", "{}"),
+                          shard = write_file("o_val_000000.bin.tmp", "what it goes on from");
+        EXPECT_SAYS(make({file}, out).err, "begin anew");
+        EXPECT_TRUE(path_exists(shard));
+        unlink(state.c_str());
+        unlink(shard.c_str());
+    }
     EXPECT_EQ(make({file}).exit_code, EXIT_OK);
     write_file("o.lock", "");  // its holder was killed
     EXPECT_EQ(make({file}).exit_code, EXIT_OK);
@@ -283,6 +305,8 @@ TEST_F(Tokenize, FailuresLeaveNothingAndSayWhy) {
         {make({utf16}), EXIT_FAILED, "UTF-16"},
         {make({empty}), EXIT_FAILED, "no training tokens"},
         {make({odd}), EXIT_USAGE, "--format"},
+        {make({text, path(".") + "/in.txt"}), EXIT_USAGE, "the same file"},
+        {make({"-", text, "-"}), EXIT_USAGE, "the same file"},
         {make({text}, "in.txt/o"), EXIT_FAILED, "--out"},
         {make({text, "--bogus"}), EXIT_USAGE, "--bogus"},
         {make({text, "--shard-tokens", "0"}), EXIT_USAGE, "--shard-tokens"},

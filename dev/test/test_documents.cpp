@@ -123,6 +123,59 @@ TEST_F(Documents, IdsAndTheFilesOfSignals) {
     EXPECT_EQ(signals_path(path("signals"), "a.txt"), "");
 }
 
+// Lines with a few characters changed: taken where a strict parser takes them, whatever field the change is in, and refused elsewhere.
+TEST_F(Documents, LinesAreTakenAsAStrictParserTakesThem) {
+    const std::string lines[] = {
+        R"({"text": "a\n\u0041", "b": null, "c": [1, -2.5e+3, true, {"d": "x\"y", "e": []}], "score": 0.25, "f": {}})",
+        R"({"meta": {"n": [[], [0], {"q": false}], "s": "\/\b"}, "score": "high", "text": "t", "z": -0})"};
+    const std::string_view characters = "{}[]\",:\\tfnulre0123456789.-+E \t/";
+    const FilterOptions with_score = {"", {"score>=0"}, ""}, without = {};
+    const Filter filters[] = {Filter(with_score), Filter(without)};
+    const InputFile file;
+    std::mt19937 random(1);
+    Parsers parsers;
+    i64 taken = 0, refused = 0;
+    for (int i = 0; i < 60000; i++) {
+        std::string line = lines[random() % 2];
+        for (int n = random() % 3; n >= 0; n--) {
+            const size_t at = random() % line.size();
+            const char c = characters[random() % characters.size()];
+            if (random() % 3 == 0) {
+                line.erase(at, 1);
+            } else if (random() % 2 == 0) {
+                line.insert(at, 1, c);
+            } else {
+                line[at] = c;
+            }
+        }
+        nlohmann::json json;
+        try {
+            json = nlohmann::json::parse(line);
+        } catch (const nlohmann::json::parse_error&) {  // json is no object then
+        } catch (const nlohmann::json::out_of_range&) { continue; }  // 1e999 is a number, but not for that parser
+        RawDocument raw;
+        raw.bytes = line;
+        raw.file = &file;
+        raw.json = true;
+        const Document doc = parse_document(raw, {}, filters[i % 2], parsers);
+        const bool bad = !doc.problems.empty() && doc.problems[0].problem == Problem::bad_json;
+        ASSERT_EQ(bad, !json.is_object()) << line;
+        if (!bad && !doc.skipped) { ASSERT_EQ(doc.text, json.at("text").get<std::string>()) << line; }
+        (bad ? refused : taken)++;
+    }
+    EXPECT_GT(taken, 5000);
+    EXPECT_GT(refused, 5000);
+    const auto nested = [&](int depth) {
+        RawDocument raw;
+        raw.bytes = R"({"text": "t", "deep": )" + std::string(depth, '[') + std::string(depth, ']') + "}";
+        raw.file = &file;
+        raw.json = true;
+        return !parse_document(raw, {}, filters[1], parsers).skipped;
+    };
+    EXPECT_TRUE(nested(900));
+    EXPECT_FALSE(nested(1 << 20));  // which would take all of the stack
+}
+
 TEST(SourceCounts, AreOfFoldersWhereFilesAreMany) {
     std::vector<InputFile> files;
     for (int i = 0; i < 3000; i++) { files.push_back({format("/d/%d/%d/x.jsonl", i % 7, i % 1500), 1}); }
@@ -141,6 +194,22 @@ TEST(SourceCounts, AreOfFoldersWhereFilesAreMany) {
     Summary again(files, false);
     again.set_from_json(json);
     EXPECT_EQ(again.to_json(), json);
+}
+
+// Whoever publishes removes what the state lists.
+TEST_F(Documents, AStateDoesNotNameFilesElsewhere) {
+    const std::vector<InputFile> none;
+    RunState state;
+    state.inputs = &none;
+    state.options = state.sources = RunState::Json::object();
+    state.replaces = {"x_000000.bin"};
+    write_run_state(path("x"), state);
+    EXPECT_EQ(read_run_state(path("x"), state).replaces.back(), "x_000000.bin");
+    for (const char* name : {"../y", "/etc/hosts", ""}) {
+        state.replaces = {name};
+        write_run_state(path("x"), state);
+        EXPECT_SAYS(failure_of([&] { read_run_state(path("x"), state); }).message, "without a folder");
+    }
 }
 
 // Taken up from any state after more was written: the files of an unbroken writing.

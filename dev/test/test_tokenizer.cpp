@@ -16,6 +16,7 @@
 #include "dev/test/small_model.h"
 #include "llmc/gpt2_bpe.h"
 #include "llmc/sentencepiece_bpe.h"
+#include "llmc/sentencepiece_unigram.h"
 
 namespace {
 
@@ -184,6 +185,7 @@ struct ModelMaker {
     };
     std::vector<Piece> pieces = {{"<unk>", 0, SentencePieceModel::UNKNOWN}, {"<s>", 0, SentencePieceModel::CONTROL}};
     bool byte_fallback = false, adds_space = true;
+    SentencePieceModel::ModelType type = SentencePieceModel::BPE;
 
     static std::string field(int number, const std::string& bytes) {
         EXPECT_LT(bytes.size(), 128u);
@@ -196,7 +198,7 @@ struct ModelMaker {
         for (const Piece& p : all) {
             file += field(1, field(1, p.text) + "\x15" + std::string((const char*)&p.score, 4) + "\x18" + (char)p.type);
         }
-        file += field(2, std::string("\x18\x02\x98\x02", 4) + (char)byte_fallback);  // BPE; byte_fallback
+        file += field(2, std::string("\x18") + (char)type + "\x98\x02" + (char)byte_fallback);  // model_type; byte_fallback
         return file +
                field(3, std::string("\x18") + (char)adds_space + std::string("\x20\x00", 2));  // add_dummy_prefix; remove_extra_whitespaces
     }
@@ -351,25 +353,31 @@ TEST(SentencePieceBpe, EqualsTheLibraryOnRedPajama) {
 
 // Vocabularies that no trainer makes: few characters, many ties, pieces whose parts are no pieces, merges that make others possible at
 // better scores, unknown characters.
+ModelMaker random_model(std::mt19937& random, SentencePieceModel::ModelType type) {
+    const std::vector<std::string> alphabet = {"a", "b", "c", "\xC3\xA9", "\xE2\x96\x81"};
+    ModelMaker maker;
+    maker.type = type;
+    maker.byte_fallback = random() % 2;
+    maker.adds_space = random() % 4 != 0;
+    const size_t letters = 1 + random() % alphabet.size(), longest = 2 + random() % 7;
+    const int different_scores = 1 + random() % 40;
+    std::set<std::string> texts;
+    for (int n = random() % 60; n >= 0; n--) {
+        texts.insert(random_text(random, {alphabet.begin() + random() % letters, alphabet.begin() + letters}, 1 + random() % longest));
+    }
+    for (const std::string& a : alphabet) {
+        if (random() % 8 != 0) { texts.insert(a); }
+    }
+    for (const std::string& text : texts) { maker.pieces.push_back({text, -(float)(random() % different_scores)}); }
+    return maker;
+}
+const std::vector<std::string> IN_RANDOM_TEXT = {"a", "b", "c", "a", "b", "c", "\xC3\xA9", " ", "?", "\xE4\xBD\xA0"};
+
 TEST(SentencePieceBpe, EqualsTheLibraryOnRandomModels) {
-    const std::vector<std::string> alphabet = {"a", "b", "c", "\xC3\xA9", "\xE2\x96\x81"},
-                                   in_text = {"a", "b", "c", "a", "b", "c", "\xC3\xA9", " ", "?", "\xE4\xBD\xA0"};
+    const std::vector<std::string>& in_text = IN_RANDOM_TEXT;
     std::mt19937 random(1);
     for (int m = 0; m < (SANITIZED ? 50 : 300); m++) {
-        ModelMaker maker;
-        maker.byte_fallback = random() % 2;
-        maker.adds_space = random() % 4 != 0;
-        const size_t letters = 1 + random() % alphabet.size(), longest = 2 + random() % 7;
-        const int different_scores = 1 + random() % 40;
-        std::set<std::string> texts;
-        for (int n = random() % 60; n >= 0; n--) {
-            texts.insert(random_text(random, {alphabet.begin() + random() % letters, alphabet.begin() + letters}, 1 + random() % longest));
-        }
-        for (const std::string& a : alphabet) {
-            if (random() % 8 != 0) { texts.insert(a); }
-        }
-        for (const std::string& text : texts) { maker.pieces.push_back({text, -(float)(random() % different_scores)}); }
-        const Both both(maker());
+        const Both both(random_model(random, SentencePieceModel::BPE)());
         ASSERT_TRUE(both.without_library);
         for (int i = 0; i < 60; i++) {
             const bool is_long = i % 8 == 0;
@@ -379,6 +387,46 @@ TEST(SentencePieceBpe, EqualsTheLibraryOnRandomModels) {
         }
         if (HasFailure()) { FAIL() << "model " << m; }
     }
+}
+
+// Our own way for long texts, on texts of any length.
+struct BothUnigram {
+    explicit BothUnigram(const std::string& model) : both(model) {
+        const auto parsed = parse_sentencepiece_model(model);
+        EXPECT_TRUE(SentencePieceUnigram::can_encode(*parsed));
+        ours = std::make_unique<SentencePieceUnigram>(*parsed, both.library.unk_id());
+    }
+    void compare(const std::string& text) const { EXPECT_TRUE(ours->encode(text) == library_ids(both.library, text)) << quoted(text); }
+
+    Both both;
+    std::unique_ptr<SentencePieceUnigram> ours;
+};
+
+TEST(SentencePieceUnigram, EqualsTheLibraryOnRandomModels) {
+    std::mt19937 random(2);
+    for (int m = 0; m < (SANITIZED ? 50 : 300); m++) {
+        ModelMaker maker = random_model(random, SentencePieceModel::UNIGRAM);
+        for (auto& piece : maker.pieces) { piece.score *= m % 2 ? 1 : 0.37f; }
+        const BothUnigram both(maker());
+        for (int i = 0; i < 60; i++) {
+            const size_t kinds = 1 + random() % IN_RANDOM_TEXT.size();
+            both.compare(random_text(random, {IN_RANDOM_TEXT.begin(), IN_RANDOM_TEXT.begin() + kinds}, i % 8 == 0 ? 600 : random() % 30));
+        }
+        if (HasFailure()) { FAIL() << "model " << m; }
+    }
+}
+
+// Of a text of some MiB the sums are so large that the better of two ways depends on how they were rounded.
+TEST(SentencePieceUnigram, EqualsTheLibraryOnATrainedModel) {
+    const BothUnigram both(train_small_model("unigram", 320));
+    for (const std::string& text : TORTURE) { both.compare(text); }
+    for (const std::string& text : every_plane()) { both.compare(text); }
+    std::mt19937 random(1);
+    for (int i = 0; i < 500; i++) { both.compare(random_text(random, MIXED, 1 + random() % 60)); }
+    EXPECT_EQ(both.both.ours->whole_text_bytes, SIZE_MAX);
+    const std::string text = random_text(random, {"t", "h", "e", "a", "n", "d", " ", "the ", " earth"}, SANITIZED ? 1 << 20 : 3 << 20);
+    expect_same_ids(both.both, text);
+    EXPECT_EQ(both.both.ours->decode(both.both.ours->encode(text)), text);
 }
 
 // What cutting would change goes through the library as a whole.
@@ -413,7 +461,7 @@ TEST_F(TokenizerTest, OtherModelsGoThroughTheLibrary) {
 
 // The library's memory bounds a text; longer ones are encoded in parts, which begin where a space is.
 TEST_F(TokenizerTest, LongTextsForTheLibraryAreCutAtSpaces) {
-    const Both both(train_small_model("unigram", 320));
+    const Both both(train_small_model("char", 320));
     EXPECT_EQ(both.ours->whole_text_bytes, 2u << 20);
     both.ours->whole_text_bytes = 1000;
     std::string text;
@@ -451,11 +499,13 @@ double memory_per_byte(const Tokenizer& tokenizer, const std::string& part) {
 // Where the library takes 40 bytes.
 TEST(SentencePieceBpe, LargeTextsTakeBoundedMemory) {
     if (SANITIZED) { GTEST_SKIP() << "a sanitizer's own memory would be measured"; }
-    const auto tokenizer = make_sentencepiece_tokenizer("", small_model());
-    std::mt19937 random(1);
-    for (const std::string& part : {std::string("a"), std::string("the earth "), std::string("\xE4\xBD\xA0\xE5\xA5\xBD"),
-                                    random_text(random, {"t", "h", "e", "a", "r"}, 1 << 20)}) {
-        EXPECT_LT(memory_per_byte(*tokenizer, part), 10) << part.substr(0, 20);
+    for (const std::string& model : {small_model(), train_small_model("unigram", 320)}) {
+        const auto tokenizer = make_sentencepiece_tokenizer("", model);
+        std::mt19937 random(1);
+        for (const std::string& part : {std::string("a"), std::string("the earth "), std::string("\xE4\xBD\xA0\xE5\xA5\xBD"),
+                                        random_text(random, {"t", "h", "e", "a", "r"}, 1 << 20)}) {
+            EXPECT_LT(memory_per_byte(*tokenizer, part), 10) << part.substr(0, 20);
+        }
     }
 }
 
