@@ -19,15 +19,20 @@ template <typename X>
 class Memory {
 public:
     X* data;
-    Memory(const Vec<X>& values, Side& side, i64 shift = 0) : side_(side), host_(values), count_((i64)values.size()) {
+    Memory(const Vec<X>& values, Side& side, i64 shift = 0, bool written = true) : side_(side), host_(values), count_((i64)values.size()) {
         if (side.kernels) {
             cuda_check(cudaMalloc((void**)&device_, (count_ + shift) * sizeof(X)));
-            copy_to_device(device_ + shift, values.data(), count_, side.run);
+            if (written) { copy_to_device(device_ + shift, values.data(), count_, side.run); }
         }
         data = side.kernels ? device_ + shift : host_.data();
     }
-    // What an op must overwrite.
-    Memory(i64 count, Side& side, i64 shift = 0) : Memory(Vec<X>(count, X(NAN)), side, shift) {}
+    // What an op must overwrite: NaN, and for the checker never written.
+#ifdef SIMT_CHECK
+    static constexpr bool FILLED = false;
+#else
+    static constexpr bool FILLED = true;
+#endif
+    Memory(i64 count, Side& side, i64 shift = 0) : Memory(Vec<X>(count, X(NAN)), side, shift, FILLED) {}
     Memory(const Memory&) = delete;
     ~Memory() { cudaFree(device_); }
     Vec<X> values() const {

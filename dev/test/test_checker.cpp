@@ -306,7 +306,8 @@ TEST_F(Checker, Uninitialised) {
 
     Buffer<float> out(4, run);
     launch(shared_left_kernel, {2, 2}, run, out.data);  // the second block reads what the first one left
-    expect_found({"block (1,0,0)", at(UNWRITTEN + 7) + ": reads 4 bytes at byte 0 of 'values' in shared memory, of 8 bytes, never written"});
+    expect_found(
+        {"block (1,0,0)", at(UNWRITTEN + 7) + ": reads 4 bytes at byte 0 of 'values' in shared memory, of 8 bytes, never written"});
     launch(dynamic_left_kernel, {2, 2, 8}, run, out.data);
     expect_found({"block (1,0,0)", at(UNWRITTEN + 12), "dynamic shared memory, never written"});
 }

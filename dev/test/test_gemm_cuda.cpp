@@ -397,7 +397,7 @@ TEST_F(Cublas, Bias) {
     expect_error({"the bias: 96 bytes at byte 0 of an allocation of 92"});
     bias_then = nullptr;
     expect_error({"the bias: a null pointer"});
-    Memory<float> shifted(m + 1, side);
+    Memory<float> shifted(Vec<float>(m + 1), side);
     bias_then = shifted.data + 1;
     expect_error({"the bias: ", "is not aligned"});
     bias_at_first = bias_then;

@@ -22,9 +22,9 @@ namespace simt::checker {
 namespace {
 
 enum : uint32_t {
-    FORBIDDEN,      // not to be touched
-    UNWRITTEN,      // never written
-    PAST,           // written by whom nobody can race with
+    FORBIDDEN,  // not to be touched
+    UNWRITTEN,  // never written
+    PAST,       // written by whom nobody can race with
     FIRST_SEGMENT,
     IN_FLIGHT = ~0u  // cp.async writes it
 };
@@ -79,7 +79,9 @@ public:
         std::lock_guard lock(mutex_);
         madvise(memory, round_up(size, PAGE), MADV_DONTNEED);
         madvise(cell(memory), round_up(size, PAGE) / 2 * sizeof(Cell), MADV_DONTNEED);
-        for (auto a = allocations_.lower_bound(memory); a != allocations_.end() && a->first < memory + size; a++) { a->second.freed = true; }
+        for (auto a = allocations_.lower_bound(memory); a != allocations_.end() && a->first < memory + size; a++) {
+            a->second.freed = true;
+        }
     }
     void allow(char* data, size_t size) {
         std::lock_guard lock(mutex_);
@@ -92,7 +94,8 @@ public:
         auto next = allocations_.upper_bound((char*)p);
         if (next != allocations_.begin()) {
             const auto& [data, allocation] = *std::prev(next);
-            const bool nearer = next == allocations_.end() || p - data < (i64)allocation.bytes || p - data - (i64)allocation.bytes < next->first - p;
+            const bool nearer =
+                next == allocations_.end() || p - data < (i64)allocation.bytes || p - data - (i64)allocation.bytes < next->first - p;
             if (nearer) { next--; }
         }
         if (next == allocations_.end()) { return "no allocation"; }
@@ -135,7 +138,8 @@ public:
     }
     std::string describe(const char* p) const {
         const size_t offset = p - base;
-        const auto next = std::upper_bound(variables_.begin(), variables_.end(), offset, [](size_t o, const auto& v) { return o < v.offset; });
+        const auto next =
+            std::upper_bound(variables_.begin(), variables_.end(), offset, [](size_t o, const auto& v) { return o < v.offset; });
         if (next == variables_.begin()) { return "no variable in shared memory"; }
         const ThreadLocal& variable = *std::prev(next);
         std::string name = demangled(variable.name.c_str());
@@ -167,7 +171,7 @@ public:
     void begin_work(const std::string& name) {
         const Place place = acting ? acting->places[0] : Place{-1, 0, {}};
         spans_.push_back({next_segment_, place.stream, place.position, name});
-        first_ = next_segment_;
+        first_ = block_first_ = barrier_first_ = next_segment_;
         oldest_ = order.knows_all(acting) ? first_ : past_;
         knowing_ = acting;
         thread_ = -1;
@@ -201,9 +205,8 @@ public:
     void begin_block(uint3 block, int threads, std::span<char> dynamic_shared, std::span<char> fixed) {
         if (fixed_.base != fixed.data()) { fixed_ = ThreadLocals(fixed); }
         block_ = block.x + grid_->blocks.x * (block.y + grid_->blocks.y * block.z);
-        block_first_ = next_segment_;
+        block_first_ = barrier_first_ = next_segment_;
         dynamic_ = {dynamic_shared.data(), dynamic_shared.size()};
-        barriers_ = 0;
         thread_segments_.assign(threads, 0);
         warp_clocks_.assign(threads, {});
         for (int t = 0; t < threads; t++) { warp_clocks_[t][t % 32] = 1; }
@@ -215,7 +218,7 @@ public:
         stack_ = stack;
     }
     void barrier_opened() {
-        barriers_++;
+        barrier_first_ = next_segment_;
         std::fill(thread_segments_.begin(), thread_segments_.end(), 0);
     }
     void warp_synced(int warp, unsigned lanes) {
@@ -306,7 +309,7 @@ private:
     // Of the running grid.
     struct Segment {
         unsigned block;
-        int thread, barriers;
+        int thread;
         uint32_t clock;  // its lane's own, in its warp
     };
     struct Flight {
@@ -328,32 +331,36 @@ private:
         if (mine == 0) {
             check(next_segment_ < IN_FLIGHT, "simt: the checker has counted too much without all streams having been waited for");
             mine = next_segment_++;
-            segments_.push_back({block_, thread_, barriers_, thread_ < 0 ? 0 : warp_clocks_[thread_][thread_ % 32]});
+            segments_.push_back({block_, thread_, thread_ < 0 ? 0 : warp_clocks_[thread_][thread_ % 32]});
         }
         return mine;
     }
     // Is what that segment did over for the one that runs?
     bool ordered(uint32_t other) const {
         if (other < first_) { return waited_for(other); }
+        if (other >= block_first_ && other < barrier_first_) { return true; }
         const Segment& s = segments_[other - first_];
         if (s.block != block_) {
             const auto known = acquired_.find(s.block);
             return known != acquired_.end() && other < known->second;
         }
-        return s.thread == thread_ || s.barriers != barriers_ ||
-               (s.thread / 32 == thread_ / 32 && warp_clocks_[thread_][s.thread % 32] >= s.clock);
+        return s.thread == thread_ || (s.thread / 32 == thread_ / 32 && warp_clocks_[thread_][s.thread % 32] >= s.clock);
     }
     bool waited_for(uint32_t other) const {
         const Span& span = span_of(other);
         return span.stream < 0 || !knowing_ || knowing_->clock.knows(span.stream, span.position);
     }
     const Span& span_of(uint32_t segment) const {
-        return *std::prev(std::upper_bound(spans_.begin(), spans_.end(), segment, [](uint32_t s, const Span& span) { return s < span.first; }));
+        return *std::prev(
+            std::upper_bound(spans_.begin(), spans_.end(), segment, [](uint32_t s, const Span& span) { return s < span.first; }));
     }
 
     bool check_cell(Cell& cell, const Access& a, bool shared) {
         const uint32_t me = segment(), last = cell.write.segment;
-        const uint32_t oldest = shared ? block_first_ : oldest_;  // what came before cannot be part of a race
+        const bool again = a.write ? last == me && cell.reads[0].segment == 0 && !(cell.write.place & ATOMIC)
+                                   : cell.reads[0].segment == me || cell.reads[1].segment == me;
+        if (again) { return true; }
+        const uint32_t oldest = shared ? barrier_first_ : oldest_;  // what came before cannot be part of a race
         const uint32_t valid = shared ? block_first_ : PAST;
         if (last == FORBIDDEN) { return report(a, "out of bounds"); }
         if (last == IN_FLIGHT) { return report(a, flight(a.p)); }
@@ -377,7 +384,7 @@ private:
     // Two readers are kept, as far apart as can be, so that no writer has waited for both where there is one that it has not waited for.
     void remember_read(Cell& cell, Record mine, uint32_t oldest) {
         auto& [a, b] = cell.reads;
-        if (a.segment == mine.segment || b.segment == mine.segment) { return; }
+        if (a.segment >= barrier_first_ && b.segment >= barrier_first_ && distance(a, b) > 0) { return; }
         const auto over = [&](const Record& r) { return r.segment < oldest || ordered(r.segment); };
         if (over(a)) {
             a = mine;
@@ -410,8 +417,8 @@ private:
     std::string flight(const char* p) const {
         for (const Flight& flight : flights_) {
             if (p + 16 > flight.to && p < flight.to + flight.bytes) {
-                return format("to which the copy at %s:%d by thread %s is on its way: it must be waited for", flight.site.file, flight.site.line,
-                              thread_name(flight.thread).c_str());
+                return format("to which the copy at %s:%d by thread %s is on its way: it must be waited for", flight.site.file,
+                              flight.site.line, thread_name(flight.thread).c_str());
             }
         }
         return "to which a copy is on its way";
@@ -469,15 +476,14 @@ private:
     bool copies_unwritten_ = false;
     // Its block.
     unsigned block_ = 0;
-    uint32_t block_first_ = 0;
+    uint32_t block_first_ = 0, barrier_first_ = 0;  // segments since it began, since its last barrier
     Space dynamic_;
     ThreadLocals fixed_;
-    int barriers_ = 0;
-    std::vector<uint32_t> thread_segments_;                // 0: none yet since the last barrier
-    std::vector<std::array<uint32_t, 32>> warp_clocks_;    // of each thread: how far it has seen each lane of its warp
+    std::vector<uint32_t> thread_segments_;              // 0: none yet since the last barrier
+    std::vector<std::array<uint32_t, 32>> warp_clocks_;  // of each thread: how far it has seen each lane of its warp
     std::vector<Flight> flights_;
-    uint32_t fenced_ = 0;                                  // all of the block's segments before are fenced
-    std::map<unsigned, uint32_t> acquired_;                // of other blocks: up to which segment
+    uint32_t fenced_ = 0;                                                      // all of the block's segments before are fenced
+    std::map<unsigned, uint32_t> acquired_;                                    // of other blocks: up to which segment
     std::unordered_map<const void*, std::map<unsigned, uint32_t>> published_;  // by the address of an atomic
     // Its thread. -1: no kernel.
     int thread_ = -1;
@@ -570,8 +576,12 @@ void copy_lands(void* to, const void* from, int bytes, bool valid, Site site) {
 
 namespace simt {
 
-void note_read(const void* p, size_t bytes, const char* who) { checker::note([&](auto& c) { c.note(p, bytes, false, who); }); }
-void note_write(void* p, size_t bytes, const char* who) { checker::note([&](auto& c) { c.note(p, bytes, true, who); }); }
+void note_read(const void* p, size_t bytes, const char* who) {
+    checker::note([&](auto& c) { c.note(p, bytes, false, who); });
+}
+void note_write(void* p, size_t bytes, const char* who) {
+    checker::note([&](auto& c) { c.note(p, bytes, true, who); });
+}
 void note_copy(void* to, const void* from, size_t bytes, const char* who) {
     checker::note([&](auto& c) { c.note_copy((char*)to, (const char*)from, bytes, who); });
 }
@@ -583,8 +593,8 @@ void thread_reads(const void* p, int bytes, Site site) { checker::checker.thread
 extern "C" {
 
 #define FROM __builtin_return_address(0)
-#define ACCESS(name, bytes)                                                                                            \
-    void __tsan_read##name(void* p) { simt::checker::access(p, bytes, false, FROM); }                                  \
+#define ACCESS(name, bytes)                                                           \
+    void __tsan_read##name(void* p) { simt::checker::access(p, bytes, false, FROM); } \
     void __tsan_write##name(void* p) { simt::checker::access(p, bytes, true, FROM); }
 ACCESS(1, 1)
 ACCESS(2, 2)
@@ -592,8 +602,8 @@ ACCESS(4, 4)
 ACCESS(8, 8)
 ACCESS(16, 16)
 // By type aligned to less than its size.
-#define UNALIGNED(bytes)                                                                                               \
-    void __tsan_unaligned_read##bytes(void* p) { simt::checker::access(p, bytes, false, FROM); }                       \
+#define UNALIGNED(bytes)                                                                         \
+    void __tsan_unaligned_read##bytes(void* p) { simt::checker::access(p, bytes, false, FROM); } \
     void __tsan_unaligned_write##bytes(void* p) { simt::checker::access(p, bytes, true, FROM); }
 UNALIGNED(2)
 UNALIGNED(4)
@@ -605,31 +615,31 @@ void __tsan_init() {}
 void __tsan_vptr_update(void*, void*) {}
 
 #define ATOMIC_ACCESS(bits, write) simt::checker::access((const void*)p, bits / 8, write, FROM, true)
-#define ATOMIC_UPDATE(bits, name, builtin)                                                              \
+#define ATOMIC_UPDATE(bits, name, builtin)                                                               \
     uint##bits##_t __tsan_atomic##bits##_##name(volatile uint##bits##_t* p, uint##bits##_t value, int) { \
-        ATOMIC_ACCESS(bits, true);                                                                      \
-        return __atomic_##builtin(p, value, __ATOMIC_SEQ_CST);                                          \
+        ATOMIC_ACCESS(bits, true);                                                                       \
+        return __atomic_##builtin(p, value, __ATOMIC_SEQ_CST);                                           \
     }
-#define ATOMIC_EXCHANGE(bits, name, weak)                                                                                             \
-    bool __tsan_atomic##bits##_##name(volatile uint##bits##_t* p, uint##bits##_t* expected, uint##bits##_t value, int, int) {         \
-        ATOMIC_ACCESS(bits, true);                                                                                                    \
-        return __atomic_compare_exchange_n(p, expected, value, weak, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                             \
+#define ATOMIC_EXCHANGE(bits, name, weak)                                                                                     \
+    bool __tsan_atomic##bits##_##name(volatile uint##bits##_t* p, uint##bits##_t* expected, uint##bits##_t value, int, int) { \
+        ATOMIC_ACCESS(bits, true);                                                                                            \
+        return __atomic_compare_exchange_n(p, expected, value, weak, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                     \
     }
-#define ATOMIC_OPERATIONS(bits)                                                          \
-    uint##bits##_t __tsan_atomic##bits##_load(const volatile uint##bits##_t* p, int) {   \
-        ATOMIC_ACCESS(bits, false);                                                      \
-        return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                     \
-    }                                                                                    \
+#define ATOMIC_OPERATIONS(bits)                                                               \
+    uint##bits##_t __tsan_atomic##bits##_load(const volatile uint##bits##_t* p, int) {        \
+        ATOMIC_ACCESS(bits, false);                                                           \
+        return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                          \
+    }                                                                                         \
     void __tsan_atomic##bits##_store(volatile uint##bits##_t* p, uint##bits##_t value, int) { \
-        ATOMIC_ACCESS(bits, true);                                                       \
-        __atomic_store_n(p, value, __ATOMIC_SEQ_CST);                                    \
-    }                                                                                    \
-    ATOMIC_UPDATE(bits, exchange, exchange_n)                                            \
-    ATOMIC_UPDATE(bits, fetch_add, fetch_add)                                            \
-    ATOMIC_UPDATE(bits, fetch_sub, fetch_sub)                                            \
-    ATOMIC_UPDATE(bits, fetch_and, fetch_and)                                            \
-    ATOMIC_UPDATE(bits, fetch_or, fetch_or)                                              \
-    ATOMIC_EXCHANGE(bits, compare_exchange_strong, false)                                \
+        ATOMIC_ACCESS(bits, true);                                                            \
+        __atomic_store_n(p, value, __ATOMIC_SEQ_CST);                                         \
+    }                                                                                         \
+    ATOMIC_UPDATE(bits, exchange, exchange_n)                                                 \
+    ATOMIC_UPDATE(bits, fetch_add, fetch_add)                                                 \
+    ATOMIC_UPDATE(bits, fetch_sub, fetch_sub)                                                 \
+    ATOMIC_UPDATE(bits, fetch_and, fetch_and)                                                 \
+    ATOMIC_UPDATE(bits, fetch_or, fetch_or)                                                   \
+    ATOMIC_EXCHANGE(bits, compare_exchange_strong, false)                                     \
     ATOMIC_EXCHANGE(bits, compare_exchange_weak, true)
 ATOMIC_OPERATIONS(8)
 ATOMIC_OPERATIONS(16)

@@ -1,7 +1,7 @@
-// checker.h: the checker, what compute-sanitizer is for a GPU. In its build (make simt_check, -DSIMT_CHECK) kernels are compiled so that every
-// access calls checker.cpp, which asks: is this memory that a kernel may touch, within bounds, aligned, written before it is read, and
-// does it race with another thread, block or stream? A finding ends the grid, or the task, with an error. In the plain build the functions
-// below are empty.
+// checker.h: the checker, what compute-sanitizer is for a GPU. In its build (make simt_check, -DSIMT_CHECK) kernels are compiled so that
+// every access calls checker.cpp, which asks: is this memory that a kernel may touch, within bounds, aligned, written before it is read,
+// and does it race with another thread, block or stream? A finding ends the grid, or the task, with an error. In the plain build the
+// functions below are empty.
 //
 // What keeps two accesses from being a race:
 //   between threads of a block   __syncthreads; within a warp also __syncwarp (shuffles and votes order no memory)

@@ -21,8 +21,8 @@
 #error "simt.h is for g++: nvcc compiles kernels for a GPU"
 #endif
 
-// A block runs on one OS thread at a time, so its shared memory is that thread's; thread_local in a function implies static. For the checker
-// far apart, so that an access past an array's end is not one to the next.
+// A block runs on one OS thread at a time, so its shared memory is that thread's; thread_local in a function implies static. For the
+// checker far apart, so that an access past an array's end is not one to the next.
 #ifdef SIMT_CHECK
 #define __shared__ thread_local __attribute__((aligned(16384)))
 #else
