@@ -7,6 +7,7 @@
 # make simt_tests   build/simt/tests: the CUDA kernels, run by the emulator, against the CPU loops; needs CUDA's headers, no GPU
 # make kernels_lab  build/simt/lab, build/cuda/lab: experiments with kernels (dev/kernels), in the emulator and on a GPU
 # make simt_check   build/check/simt/tests: the same under the checker, which sees every access of every kernel (llmc/simt/checker.h)
+# make coverage     which lines and calls of the CUDA build the emulator's tests execute (dev/coverage.py)
 # make kernels      nvcc compiles the kernels for CUDA_ARCHS; registers, shared memory and spills of each (a spill is an error)
 # make clean
 #
@@ -39,6 +40,10 @@ ifeq ($(MPI),1)
 else
   CXXFLAGS += -DLLMC_MPI=0
 endif
+ifeq ($(COVERAGE),1)
+  CXXFLAGS += --coverage -fprofile-update=atomic
+  LDFLAGS += --coverage
+endif
 ifneq ($(SANITIZE),)
   CXXFLAGS += -fsanitize=$(SANITIZE) -fno-omit-frame-pointer
   LDFLAGS += -fsanitize=$(SANITIZE)
@@ -47,7 +52,7 @@ endif
 DATA_OBJECTS := $(addprefix $(BUILD)/,tokenizer.o sentencepiece.o gpt2_bpe.o token_file.o megatron.o)
 OBJECTS := $(addprefix $(BUILD)/,ops.o comm_mpi.o launch.o flags.o) $(DATA_OBJECTS)
 
-.PHONY: all unit_tests simt_tests simt_check kernels_lab kernels test bench bench_loader fuzz demo clean FORCE
+.PHONY: all unit_tests simt_tests simt_check coverage kernels_lab kernels test bench bench_loader fuzz demo clean FORCE
 all: train_gpt test_gpt tokenize
 	@echo "train_gpt  trainer, generation, evaluation: CPU, GEMM $(GEMM), MPI $(MPI), fp32 and bf16"
 	@echo "test_gpt   goldens: ./test_gpt, or ./test_gpt --golden DIR --init-from HF_DIR --batch FILE.i32"
@@ -123,6 +128,11 @@ $(SIMT):
 simt_tests: $(SIMT)/tests
 simt_check:
 	$(MAKE) BUILD=build/check SIMT_CHECK=1 build/check/simt/tests
+coverage:
+	$(MAKE) BUILD=build/coverage COVERAGE=1 build/coverage/simt/tests
+	rm -f build/coverage/simt/*.gcda
+	build/coverage/simt/tests --gtest_brief=1
+	dev/coverage.py build/coverage/simt
 # Kernel experiments (dev/kernels).
 $(SIMT)/%.o: dev/kernels/%.cu $(BUILD)/flags.txt | $(SIMT)
 	$(CXX) $(SIMT_FLAGS) -O1 $(SIMT_KERNELS) $(INSTRUMENT) -c $< -o $@
