@@ -249,7 +249,7 @@ struct Model {
 
     void forward(Activations<X>& s, i64 B, i64 S, i64 pos0);
     double head_loss(Activations<X>& s, i64 N, float scale, GradMode mode, bool want_gradient);
-    void backward(Activations<X>& s, i64 B, i64 S, GradMode mode);
+    void backward(Activations<X>& s, i64 B, i64 S, GradMode mode, const std::function<void(i64 layer)>& layer_done = [](i64) {});
 
 private:
     void attention_half(Activations<X>& s, i64 l, i64 B, i64 S, i64 pos0);
@@ -365,7 +365,7 @@ void Model<X>::recompute_mlp(Activations<X>& s, i64 l, i64 N) {
 // travels, the products that do not need it run: the weight gradients held back from the column-parallel products just
 // passed, what is recomputed, and the private channels' products.
 template <typename X>
-void Model<X>::backward(Activations<X>& s, i64 B, i64 S, GradMode mode) {
+void Model<X>::backward(Activations<X>& s, i64 B, i64 S, GradMode mode, const std::function<void(i64 layer)>& layer_done) {
     const i64 N = B * S, C = r.C, L = r.L;
     Blocks<X>& send = s.row.out;                                       // norm_backward leaves dx's shared channels here
     const i64 Ck = tp.comm.size > 1 ? tp.Ck : 0;
@@ -379,7 +379,7 @@ void Model<X>::backward(Activations<X>& s, i64 B, i64 S, GradMode mode) {
         const LayerTensors<float>& d = g.layers[l];
         // the MLP
         Comm::Ticket ticket = start_partial_reduce(send, N, tp);                                              // <=> partial channel reduce 3
-        if (l + 1 < L) { matmul_wgrad(g.layers[l + 1].qkv, g.layers[l + 1].qkv_bias, dqkv, r.QKVr, s.layers[l + 1].n1, N, C, r.QKVr, 1.0f, mode, run); }
+        if (l + 1 < L) { matmul_wgrad(g.layers[l + 1].qkv, g.layers[l + 1].qkv_bias, dqkv, r.QKVr, s.layers[l + 1].n1, N, C, r.QKVr, 1.0f, mode, run), layer_done(l + 1); }
         if (d.down_bias) { bias_backward(d.down_bias, s.dx, N, C, mode, run); }
         recompute_mlp(s, l, N);
         row_parallel_backward(s.dh, d.down, s.dx, s.row, ticket, a.h, p.down, mode, N, r.Fr, tp, run);
@@ -404,6 +404,7 @@ void Model<X>::backward(Activations<X>& s, i64 B, i64 S, GradMode mode) {
     else { dx32 = s.dx32, cast(dx32, s.dx, N * C, run); }
     const Comm::Ticket ticket = tp.comm.start_all_reduce(dx32, N * C, DType::FP32, Traffic::EMBEDDING);      // <=> all channels, once
     matmul_wgrad(g.layers[0].qkv, g.layers[0].qkv_bias, dqkv, r.QKVr, s.layers[0].n1, N, C, r.QKVr, 1.0f, mode, run);
+    layer_done(0);
     tp.comm.wait(ticket);
     embedding_backward(g.embedding, dx32, s.tokens, r.vocab, N, C, config.tie ? GradMode::ADD : mode, run);
     if (g.position) { position_backward(g.position, dx32, B, S, C, config.max_positions, mode, run); }
@@ -513,10 +514,11 @@ struct Trainer {
             upload(windows + m * B * (S + 1), B, B);
             model.forward(acts, B, S, 0);
             local_loss += model.head_loss(acts, B * S, scale, mode, true);
-            model.backward(acts, B, S, mode);
+            const bool last = m + 1 == micro_batches;
+            model.backward(acts, B, S, mode, [&](i64 l) { if (last) { optimizer.start_reduce(l); } });        // <=> the layer's DP sum
         }
         StepResult result{sum_over_dp(local_loss) / (double)(o.global_batch * S), 0, false};
-        optimizer.reduce_gradients();                                                                         // <=> DP sum, TP sum of replicated tensors
+        optimizer.reduce_gradients();                                                                         // <=> the rest's DP sum, TP sum of replicated tensors
         result.grad_norm = optimizer.gradient_norm(run);                                                      // <=> two numbers
         if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) { return result; }               // nothing changed: the caller stops
         result.skipped = loss_filter.is_spike(result.loss, o.skip_spikes) || norm_filter.is_spike(result.grad_norm, o.skip_spikes);

@@ -76,17 +76,13 @@ public:
     // data[0, count) = sum over ranks, in place. Nobody may touch data between start and wait. Up to 4 at a time are in
     // flight, besides the blocking calls below, which may be made meanwhile.
     Ticket start_all_reduce(void* data, i64 count, DType dtype, Traffic traffic) {
-        if (size == 1 || count == 0) { return 0; }
-        const Ticket ticket = ++started_;
-        Ticket& in_flight = in_flight_[ticket % MAX_IN_FLIGHT];
-        check(in_flight == 0, "%d all-reduces are in flight: wait for ticket %lld before starting another", MAX_IN_FLIGHT,
-              (long long)in_flight);
-        in_flight = ticket;
         std::vector<Range> parts(size);
         for (int r = 0; r < size; r++) { parts[r] = split_range(count, size, r); }
-        start((int)(ticket % MAX_IN_FLIGHT),
-              {data, dtype_bytes(dtype), dtype, std::move(parts), /*reduce=*/true, /*gather=*/true, traffic});
-        return ticket;
+        return start_in_flight({data, dtype_bytes(dtype), dtype, std::move(parts), /*reduce=*/true, /*gather=*/true, traffic});
+    }
+    // reduce_scatter, below, in the same way.
+    Ticket start_reduce_scatter(float* data, const std::vector<Range>& ranges, Traffic traffic) {
+        return start_in_flight({data, sizeof(float), DType::FP32, ranges, /*reduce=*/true, /*gather=*/false, traffic});
     }
     // Waiting again for what is done is harmless.
     void wait(Ticket ticket) {
@@ -120,9 +116,7 @@ public:
     }
     // Any exchange, complete on return.
     void exchange(Exchange exchange) {
-        check((int)exchange.parts.size() == size, "%zu ranges given to a group of %d ranks", exchange.parts.size(), size);
-        const bool nothing = std::all_of(exchange.parts.begin(), exchange.parts.end(), [](const Range& part) { return part.size() == 0; });
-        if (size == 1 || nothing) { return; }
+        if (is_nothing(exchange)) { return; }
         start(BLOCKING_SLOT, std::move(exchange));
         finish(BLOCKING_SLOT);
     }
@@ -148,6 +142,21 @@ protected:
     virtual void copy(void* to, const void* from, i64 bytes) { memcpy(to, from, bytes); }
 
 private:
+    bool is_nothing(const Exchange& exchange) const {
+        check((int)exchange.parts.size() == size, "%zu ranges given to a group of %d ranks", exchange.parts.size(), size);
+        return size == 1 || std::all_of(exchange.parts.begin(), exchange.parts.end(), [](const Range& part) { return part.size() == 0; });
+    }
+    Ticket start_in_flight(Exchange exchange) {
+        if (is_nothing(exchange)) { return 0; }
+        const Ticket ticket = ++started_;
+        Ticket& in_flight = in_flight_[ticket % MAX_IN_FLIGHT];
+        check(in_flight == 0, "%d collectives are in flight: wait for ticket %lld before starting another", MAX_IN_FLIGHT,
+              (long long)in_flight);
+        in_flight = ticket;
+        start((int)(ticket % MAX_IN_FLIGHT), std::move(exchange));
+        return ticket;
+    }
+
     Ticket started_ = 0;
     Ticket in_flight_[MAX_IN_FLIGHT] = {};  // by slot; 0: free
 };

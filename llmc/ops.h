@@ -135,9 +135,13 @@ void classifier_backward(X* logits, const float* lse, const int* targets, Range 
 // One pass: m, v, master -= lr * (m^ / (sqrt(v^) + eps) + weight_decay * master), param = master rounded. master may be param itself.
 template <typename X>
 void adamw_update(X* param, float* master, float* m, float* v, const float* grad, i64 count, const AdamW& hyper, Run& run);
-// Sum of squares in double, in a fixed order.
+// The sum of squares of each range of data, in double, in a fixed order.
 template <typename X>
-double sum_of_squares(const X* data, i64 count, Run& run);
+std::vector<double> sums_of_squares(const X* data, const std::vector<Range>& ranges, Run& run);
+template <typename X>
+double sum_of_squares(const X* data, i64 count, Run& run) {
+    return sums_of_squares(data, {{0, count}}, run)[0];
+}
 // Sum of (a - scale * b)^2 over two (N, cols; ld) blocks in double, in a fixed order.
 template <typename X>
 double sum_of_squared_differences(const X* a, const float* b, float scale, i64 ld, i64 N, i64 cols, Run& run);

@@ -1,10 +1,15 @@
 // zero.h: the optimiser's side of the ranks: sums of gradients, the global norm, AdamW, and ZeRO-1 (arXiv 1910.02054).
 //
-// A family's allocation is [complete | replicated | sharded] (tensors.h). The D data-parallel ranks of one tensor-parallel
-// rank hold the same parameters. Under ZeRO-1 each of them owns a part of both segments, [complete | replicated] and
-// [sharded]: it holds master weights and moments for that part only, gets the sum of the gradients for it, updates it, and
-// hands the new parameters to the others.
+// A family's allocation is [complete | replicated | sharded] (tensors.h). It is cut into buckets:
+//
+//      complete, replicated | sharded: embedding | layer 0 | layer 1 | ... | what comes behind
+//
+// The D data-parallel ranks of one tensor-parallel rank hold the same parameters. Under ZeRO-1 each of them owns a part of every bucket: it
+// holds master weights and moments for that part only, gets the sum of the gradients for it, updates it, and hands the new parameters to
+// the others. A layer's sum travels while backward is in the layers below.
 #pragma once
+
+#include <deque>
 
 #include "comm.h"
 #include "ops.h"
@@ -14,8 +19,9 @@ template <typename X>
 class Optimizer {
 public:
     Optimizer(const ParameterTable& table, Ranks& ranks, bool zero) : table_(table), ranks_(ranks), zero_(zero) {
-        for (const Range& segment : segments()) {
-            const Range mine = zero ? part(segment, ranks.dp->rank) : segment;
+        cut(table);
+        for (const Bucket& bucket : buckets_) {
+            const Range mine = zero ? part(bucket, ranks.dp->rank) : bucket.range;
             owned_.push_back({mine, count_});
             count_ += mine.size();
         }
@@ -51,36 +57,39 @@ public:
     float* m(const Owned& o) { return m_ + o.offset; }
     float* v(const Owned& o) { return v_ + o.offset; }
 
-    // After the last micro-batch. Data-parallel sum; then the sum over TP ranks of what is replicated but was computed from
-    // each rank's own residual stream (norms, row-parallel biases): forgetting it would let the copies drift apart.
+    // The data-parallel sum of a layer's sharded tensors, once backward has done with them: nobody touches them until it is complete.
+    void start_reduce(i64 layer) { start_reduce(buckets_[first_layer_ + layer]); }
+
+    // After the last micro-batch. What is left of the data-parallel sum; then the sum over TP ranks of what is replicated but was computed
+    // from each rank's own residual stream (norms, row-parallel biases): forgetting it would let the copies drift apart.
     void reduce_gradients() {
-        for (const Range& segment : segments()) {
-            if (zero_) { ranks_.dp->reduce_scatter(grads_, parts(segment), Traffic::DP); }
-            else { ranks_.dp->all_reduce(grads_ + segment.begin, segment.size(), DType::FP32, Traffic::DP); }
+        for (Bucket& bucket : buckets_) {
+            if (!bucket.started) { start_reduce(bucket); }
         }
+        for (Bucket& bucket : buckets_) { bucket.started = false; }
+        for (; !in_flight_.empty(); in_flight_.pop_front()) { ranks_.dp->wait(in_flight_.front()); }
         const Range mine = owned_[0].range;
         const i64 begin = std::max(mine.begin, table_.replicated.begin), end = std::min(mine.end, table_.replicated.end);
         if (end > begin) { ranks_.tp->all_reduce(grads_ + begin, end - begin, DType::FP32, Traffic::OTHER); }
     }
 
-    // The global gradient norm: squares in double, parts in DP order, then TP ranks in order; sharded tensors from every TP
-    // rank, replicated ones once. The same bits on every rank, with and without ZeRO.
+    // The global gradient norm: squares in double, bucket by bucket, parts in DP order, then TP ranks in order; sharded tensors from every
+    // TP rank, replicated ones once. The same bits on every rank, with and without ZeRO.
     double gradient_norm(Run& run) {
         const int D = ranks_.dp->size, T = ranks_.tp->size;
-        std::vector<double> squares(2 * D);
-        for (int s = 0; s < 2; s++) {
-            for (int d = 0; d < D; d++) {
-                if (zero_ && d != ranks_.dp->rank) { continue; }
-                const Range range = part(segments()[s], d);
-                squares[2 * d + s] = sum_of_squares(grads_ + range.begin, range.size(), run);
-            }
+        const i64 n = (i64)buckets_.size();
+        std::vector<Range> ranges;  // those of rank 0, bucket by bucket, then those of rank 1, ...
+        for (int d = zero_ ? ranks_.dp->rank : 0; d < (zero_ ? ranks_.dp->rank + 1 : D); d++) {
+            for (const Bucket& bucket : buckets_) { ranges.push_back(part(bucket, d)); }
         }
-        if (zero_) {
-            const double mine[2] = {squares[2 * ranks_.dp->rank], squares[2 * ranks_.dp->rank + 1]};
-            ranks_.dp->share(mine, squares.data(), sizeof(mine));
-        }
+        const std::vector<double> mine = sums_of_squares(grads_, ranges, run);
+        std::vector<double> squares(D * n);
+        if (zero_) { ranks_.dp->share(mine.data(), squares.data(), n * (i64)sizeof(double)); }
+        else { squares = mine; }
         double replicated = 0, sharded = 0;
-        for (int d = 0; d < D; d++) { replicated += squares[2 * d], sharded += squares[2 * d + 1]; }
+        for (i64 b = 0; b < n; b++) {
+            for (int d = 0; d < D; d++) { (b == 0 ? replicated : sharded) += squares[d * n + b]; }
+        }
         std::vector<double> all(T);
         ranks_.tp->share(&sharded, all.data(), sizeof(double));
         double total = replicated;
@@ -101,25 +110,54 @@ public:
         if (zero_) { gather_parameters(); }
     }
     void gather_parameters() {
-        for (const Range& segment : segments()) { ranks_.dp->all_gather_ranges(params_, sizeof(X), parts(segment), Traffic::DP); }
+        for (const Bucket& bucket : buckets_) { ranks_.dp->all_gather_ranges(params_, sizeof(X), parts(bucket), Traffic::DP); }
     }
 
 private:
-    // The part of a segment that DP rank d owns under ZeRO-1, and whose squares it sums in any case.
-    Range part(const Range& segment, int d) const {
-        const Range r = split_range(segment.size(), ranks_.dp->size, d, 32);
-        return {segment.begin + r.begin, segment.begin + r.end};
+    struct Bucket {
+        std::string name;      // of its tensors, up to their last dot: layers.3
+        Range range;           // of the allocation
+        bool started = false;  // the sum of its gradients
+    };
+    void cut(const ParameterTable& table) {
+        buckets_ = {{"replicated", {0, table.sharded.begin}}};
+        for (const Tensor& t : table.tensors()) {
+            if (t.offset < table.sharded.begin || t.count() == 0) { continue; }
+            const std::string name = t.spec.name.substr(0, t.spec.name.rfind('.'));
+            if (name == "layers.0" && first_layer_ == 0) { first_layer_ = buckets_.size(); }
+            if (name != buckets_.back().name) { buckets_.push_back({name, {buckets_.back().range.end, 0}}); }
+            buckets_.back().range.end = round_up(t.offset + t.count(), 32);
+        }
+        check(buckets_.back().range.end == table.count(), "the buckets of the optimiser do not cover the parameters");
     }
-    std::vector<Range> segments() const { return {{0, table_.sharded.begin}, table_.sharded}; }
-    std::vector<Range> parts(const Range& segment) const {
+    void start_reduce(Bucket& bucket) {
+        const Range range = bucket.range;
+        if ((int)in_flight_.size() == Comm::MAX_IN_FLIGHT) {
+            ranks_.dp->wait(in_flight_.front());
+            in_flight_.pop_front();
+        }
+        in_flight_.push_back(zero_ ? ranks_.dp->start_reduce_scatter(grads_, parts(bucket), Traffic::DP)
+                                   : ranks_.dp->start_all_reduce(grads_ + range.begin, range.size(), DType::FP32, Traffic::DP));
+        bucket.started = true;
+    }
+
+    // The part of a bucket that DP rank d owns under ZeRO-1, and whose squares it sums in any case.
+    Range part(const Bucket& bucket, int d) const {
+        const Range r = split_range(bucket.range.size(), ranks_.dp->size, d, 32);
+        return {bucket.range.begin + r.begin, bucket.range.begin + r.end};
+    }
+    std::vector<Range> parts(const Bucket& bucket) const {
         std::vector<Range> all;
-        for (int d = 0; d < ranks_.dp->size; d++) { all.push_back(part(segment, d)); }
+        for (int d = 0; d < ranks_.dp->size; d++) { all.push_back(part(bucket, d)); }
         return all;
     }
 
     const ParameterTable& table_;
     Ranks& ranks_;
     const bool zero_;
+    std::vector<Bucket> buckets_;  // they cover the allocation
+    size_t first_layer_ = 0;
+    std::deque<Comm::Ticket> in_flight_;
     std::vector<Owned> owned_;
     i64 count_ = 0;
     X* params_ = nullptr;

@@ -225,7 +225,8 @@ TYPED_TEST(Kernels, SumsOfSquares) {
             [&](Side& side) {
                 Memory<X> a(values, side, shift);
                 Memory<float> b(others, side);
-                return std::tuple(Doubles{OP(sum_of_squares, a.data, N * ld)},
+                const i64 n = N * ld;
+                return std::tuple(OP(sums_of_squares, a.data, std::vector<Range>{{0, n}, {n / 3, n}, {n / 2, n / 2}, {n - n / 5, n}}),
                                   Doubles{OP(sum_of_squared_differences, a.data, b.data, 0.3f, ld, N, cols)});
             },
             {{"squares", 1e-12 * (double)(N * ld)}, {"differences", 1e-8 * (double)(N * cols)}});

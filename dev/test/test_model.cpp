@@ -307,6 +307,29 @@ TEST(Model, AccumulationDataParallelAndZeroEqualTheBigBatch) {
     }
 }
 
+TEST(Model, ALayersGradientsAreSentWhileBackwardIsBelowIt) {
+    for (int zero : {0, 1}) {
+        on_ranks(Case{.D = 2, .zero = zero, .G = 4}, [&](Trainer<float>& t) {
+            t.upload(random_windows(2, t.o).data(), 2, 2);
+            t.model.forward(t.acts, 2, 9, 0);
+            t.model.head_loss(t.acts, 18, 1, GradMode::WRITE, true);
+            const i64& sent = t.ranks.dp->stats.bytes[(int)Traffic::DP];
+            std::vector<i64> before;
+            t.model.backward(t.acts, 2, 9, GradMode::WRITE, [&](i64 layer) {
+                EXPECT_EQ(layer, 1 - (i64)before.size());
+                before.push_back(sent);
+                t.optimizer.start_reduce(layer);
+            });
+            const i64 under_backward = sent;
+            t.optimizer.reduce_gradients();
+            EXPECT_EQ(before[0], 0);
+            EXPECT_GT(before[1], 0);
+            EXPECT_EQ(under_backward, 2 * before[1]);
+            EXPECT_GT(sent, under_backward);  // the embedding, the head, what is replicated
+        });
+    }
+}
+
 TEST(Model, BytesOnTheWireAreThoseOfARingAndNoneAtZero) {
     for (double p : {0.0, 0.5, 1.0}) {
         Case c{.T = 4, .p = p};

@@ -1,7 +1,7 @@
 // global_norm.cuh: sums of squares in double, over pieces of fixed size added in order: the same bits on every rank and for
 // any number of threads, which is what clipping needs.
 //
-//   sum of data[i]^2, i < count        sum of (a[n,c] - scale b[n,c])^2, n < N, c < cols
+//   sum of data[i]^2, i in a range     sum of (a[n,c] - scale b[n,c])^2, n < N, c < cols
 #pragma once
 
 #include "common.cuh"
@@ -25,15 +25,19 @@ inline double sum_in_order(const std::vector<double>& parts) {
 }
 
 template <typename X>
-double sum_of_squares(const X* data, i64 count, Run& run) {
+std::vector<double> sums_of_squares(const X* data, const std::vector<Range>& ranges, Run& run) {
     const i64 grain = 65536;
-    std::vector<double> parts(ceil_div(count, grain));
-    parallel_pieces(count, grain, run, [&](i64 begin, i64 n) {
-        vdouble sum{};
-        vector_loop(n, [&](i64 i, auto lanes) { add_squares(sum, load(data + begin + i, lanes)); });
-        parts[begin / grain] = sum_in_order(sum);
-    });
-    return sum_in_order(parts);
+    std::vector<double> sums;
+    for (const Range& range : ranges) {
+        std::vector<double> parts(ceil_div(range.size(), grain));
+        parallel_pieces(range.size(), grain, run, [&](i64 begin, i64 n) {
+            vdouble sum{};
+            vector_loop(n, [&](i64 i, auto lanes) { add_squares(sum, load(data + range.begin + begin + i, lanes)); });
+            parts[begin / grain] = sum_in_order(sum);
+        });
+        sums.push_back(sum_in_order(parts));
+    }
+    return sums;
 }
 
 template <typename X>
@@ -89,29 +93,30 @@ __global__ void __launch_bounds__(THREADS) sum_parts_kernel(double* total, const
     if (threadIdx.x == 0) { *total = sum; }
 }
 
-// fill(parts), then their sum, on the host.
-template <typename Fill>
-double total_of_parts(i64 count, Run& run, const Fill& fill) {
-    double* parts = run.workspace.get<double>(count + 1);
-    fill(parts);
-    launch(sum_parts_kernel, {1, row_threads(count, 1)}, run, parts + count, parts, count);
-    double total = 0.0;
-    copy_to_host(&total, parts + count, 1, run);
-    return total;
-}
-
+// The host waits once, for the sums of all ranges.
 template <typename X>
-double sum_of_squares(const X* data, i64 count, Run& run) {
-    const i64 pieces = ceil_div(count, PIECE);
-    return total_of_parts(pieces, run, [&](double* parts) {
-        launch(sum_of_squares_kernel<X, widest<X> >, {blocks(pieces), THREADS}, run, parts, data, count);
-    });
+std::vector<double> sums_of_squares(const X* data, const std::vector<Range>& ranges, Run& run) {
+    i64 pieces = 0;
+    for (const Range& range : ranges) { pieces += ceil_div(range.size(), PIECE); }
+    std::vector<double> sums(ranges.size());
+    double *parts = run.workspace.get<double>(pieces + (i64)sums.size()), *const totals = parts + pieces;
+    for (size_t i = 0; i < sums.size(); i++) {
+        const i64 n = ceil_div(ranges[i].size(), PIECE);
+        launch(sum_of_squares_kernel<X, widest<X> >, {blocks(n), THREADS}, run, parts, data + ranges[i].begin, ranges[i].size());
+        launch(sum_parts_kernel, {1, row_threads(n, 1)}, run, totals + i, parts, n);
+        parts += n;
+    }
+    copy_to_host(sums.data(), totals, (i64)sums.size(), run);
+    return sums;
 }
 template <typename X>
 double sum_of_squared_differences(const X* a, const float* b, float scale, i64 ld, i64 N, i64 cols, Run& run) {
-    return total_of_parts(N, run, [&](double* parts) {
-        launch(sum_of_squared_differences_kernel<X>, {blocks(N), row_threads(cols, 1)}, run, parts, a, b, scale, ld, cols);
-    });
+    double* parts = run.workspace.get<double>(N + 1);
+    launch(sum_of_squared_differences_kernel<X>, {blocks(N), row_threads(cols, 1)}, run, parts, a, b, scale, ld, cols);
+    launch(sum_parts_kernel, {1, row_threads(N, 1)}, run, parts + N, parts, N);
+    double total = 0.0;
+    copy_to_host(&total, parts + N, 1, run);
+    return total;
 }
 
 }  // namespace gpu
