@@ -4,6 +4,8 @@
 # make fuzz         build/fuzz/fuzz: parsers of foreign files, fed with anything (dev/fuzz/run.sh runs it)
 # make bench_loader build/bench_loader: tokens a second that the loader hands out
 # make demo         text to a trained model in a few minutes (scripts/quickstart.sh)
+# make simt         ./train_gpt_simt ./test_gpt_simt: the CUDA build, run by the emulator: every kernel, every call of CUDA's libraries
+# make cuda         ./train_gpt_cuda ./test_gpt_cuda: the CUDA build by nvcc, for ARCH=90 or a list ('80 90')
 # make simt_tests   build/simt/tests: the CUDA kernels, run by the emulator, against the CPU loops; needs CUDA's headers, no GPU
 # make kernels_lab  build/simt/lab, build/cuda/lab: experiments with kernels (dev/kernels), in the emulator and on a GPU
 # make simt_check   build/check/simt/tests: the same under the checker, which sees every access of every kernel (llmc/simt/checker.h)
@@ -12,7 +14,8 @@
 # make clean
 #
 # Switches: GEMM=dnnl (oneDNN, a vendor library) or plain (C++ loops: slow, for sanitizers), MPI=1 or 0, SANITIZE=address,undefined or thread,
-# WERROR=1, BUILD=folder for objects, CUDA=/usr/local/cuda, CUDA_ARCHS='80 86 89 90 100 120' (default: 90).
+# WERROR=1, BUILD=folder for objects, CUDA=/usr/local/cuda, CUDA_ARCHS='80 86 89 90 100 120' (default: 90), NCCL=1 or 0 (default: 1 where
+# its header is). CUDNN=1 is not written yet.
 # Paths are relative, so a checkout in a folder with spaces works.
 
 GEMM ?= dnnl
@@ -52,7 +55,7 @@ endif
 DATA_OBJECTS := $(addprefix $(BUILD)/,tokenizer.o sentencepiece.o gpt2_bpe.o token_file.o megatron.o)
 OBJECTS := $(addprefix $(BUILD)/,ops.o comm_mpi.o launch.o flags.o) $(DATA_OBJECTS)
 
-.PHONY: all unit_tests simt_tests simt_check coverage kernels_lab kernels test bench bench_loader fuzz demo clean FORCE
+.PHONY: all unit_tests simt cuda simt_tests simt_check coverage kernels_lab kernels test bench bench_loader fuzz demo clean FORCE
 all: train_gpt test_gpt tokenize
 	@echo "train_gpt  trainer, generation, evaluation: CPU, GEMM $(GEMM), MPI $(MPI), fp32 and bf16"
 	@echo "test_gpt   goldens: ./test_gpt, or ./test_gpt --golden DIR --init-from HF_DIR --batch FILE.i32"
@@ -100,21 +103,25 @@ $(BUILD)/bench_parse: $(BUILD)/bench_parse.o $(DATA_OBJECTS)
 # The kernels by g++ and the emulator: ops and its own tests with -include simt.h; the tests of the kernels are host code.
 CUDA ?= /usr/local/cuda
 SIMT := $(BUILD)/simt
-SIMT_FLAGS = $(filter-out -fopenmp,$(CXXFLAGS)) -DLLMC_CUDA -isystem $(CUDA)/include
+SIMT_FLAGS = $(filter-out -fopenmp,$(CXXFLAGS)) -DLLMC_CUDA -isystem $(CUDA)/include $(if $(WITH_NCCL),,-DLLMC_NCCL=0)
+NCCL ?= $(if $(wildcard $(CUDA)/include/nccl.h /usr/include/nccl.h),1,0)
+WITH_NCCL := $(filter 1,$(NCCL))
+ifeq ($(CUDNN),1)
+  $(error CUDNN=1: attention by cuDNN is not written yet; leave it out, and attention is our own)
+endif
 SIMT_KERNELS := -include llmc/simt/simt.h -x c++
 # SIMT_CHECK=1: with the checker, whose own functions stand in for those of the thread sanitizer.
 ifeq ($(SIMT_CHECK),1)
   SIMT_FLAGS += -DSIMT_CHECK
-  SIMT_CHECKER := checker.o test_checker.o
+  SIMT_CHECKER := checker.o
   INSTRUMENT := -O2 -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -Wno-tsan
 endif
-$(SIMT)/tests: $(addprefix $(SIMT)/,simt.o runtime.o $(SIMT_CHECKER) cublaslt.o nccl.o comm_nccl.o ops.o product.o test_simt.o test_kernels.o \
-                                    test_attention_kernels.o test_gemm_cuda.o test_nccl.o)
+EMULATOR := simt.o runtime.o $(SIMT_CHECKER) cublaslt.o $(WITH_NCCL:%=nccl.o)
+$(SIMT)/tests: $(addprefix $(SIMT)/,$(EMULATOR) comm_nccl.o ops.o product.o test_simt.o test_kernels.o test_attention_kernels.o \
+                                    test_gemm_cuda.o $(WITH_NCCL:%=test_nccl.o) test_device_comms.o $(SIMT_CHECKER:%=test_%))
 	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) -rdynamic $^ -o $@ -lgtest -lgtest_main
 $(SIMT)/%.o: llmc/simt/%.cpp $(BUILD)/flags.txt | $(SIMT)
 	$(CXX) $(SIMT_FLAGS) -c $< -o $@
-$(SIMT)/comm_nccl.o: llmc/comm_nccl.cpp $(BUILD)/flags.txt | $(SIMT)
-	$(CXX) $(SIMT_FLAGS) $(COLD) $(INSTRUMENT) -c $< -o $@
 $(SIMT)/ops.o: llmc/ops.cu $(BUILD)/flags.txt | $(SIMT)
 	$(CXX) $(SIMT_FLAGS) -O1 $(SIMT_KERNELS) $(INSTRUMENT) -c $< -o $@
 $(SIMT)/%.o: dev/test/%.cu $(BUILD)/flags.txt | $(SIMT)
@@ -123,6 +130,10 @@ $(addprefix $(SIMT)/,test_simt.o test_checker.o): $(SIMT)/%.o: dev/test/%.cpp $(
 	$(CXX) $(SIMT_FLAGS) $(COLD) $(SIMT_KERNELS) $(INSTRUMENT) -c $< -o $@
 $(SIMT)/%.o: dev/test/%.cpp $(BUILD)/flags.txt | $(SIMT)
 	$(CXX) $(SIMT_FLAGS) $(COLD) $(INSTRUMENT) -c $< -o $@
+$(SIMT)/%.o: llmc/%.cpp $(BUILD)/flags.txt | $(SIMT)
+	$(CXX) $(SIMT_FLAGS) $(COLD) $(INSTRUMENT) $(MPI_CFLAGS) -c $< -o $@
+$(SIMT)/train_gpt.o $(SIMT)/test_gpt.o: $(SIMT)/%.o: %.cu $(BUILD)/flags.txt | $(SIMT)
+	$(CXX) $(SIMT_FLAGS) $(COLD) $(INSTRUMENT) -x c++ -c $< -o $@
 $(SIMT):
 	mkdir -p $@
 simt_tests: $(SIMT)/tests
@@ -140,6 +151,12 @@ $(SIMT)/lab.o: dev/kernels/lab.cpp $(BUILD)/flags.txt | $(SIMT)
 	$(CXX) $(SIMT_FLAGS) $(COLD) $(INSTRUMENT) -c $< -o $@
 $(SIMT)/lab: $(addprefix $(SIMT)/,simt.o runtime.o residual_norm.o lab.o)
 	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) -rdynamic $^ -o $@ -lgtest
+
+# The programs of the CUDA build, with the emulator in the place of CUDA's libraries.
+CUDA_HOST := $(addprefix $(SIMT)/,comm_mpi.o comm_nccl.o launch.o flags.o) $(DATA_OBJECTS)
+train_gpt_simt test_gpt_simt: %_simt: $(SIMT)/%.o $(CUDA_HOST) $(addprefix $(SIMT)/,ops.o $(EMULATOR))
+	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) -rdynamic $^ -o $@ $(filter-out -ldnnl,$(LDLIBS)) -lsentencepiece -lxxhash
+simt: train_gpt_simt test_gpt_simt
 
 # The kernels by nvcc. What ptxas says of each goes to a log; the report fails where registers are spilled.
 CUDA_ARCHS ?= 90
@@ -162,6 +179,19 @@ $(BUILD)/cuda/lab: $(SIMT)/lab.o $(BUILD)/cuda/residual_norm_sm_$(firstword $(CU
 $(BUILD)/cuda/tests: $(addprefix $(SIMT)/,test_kernels.o test_attention_kernels.o test_gemm_cuda.o) $(foreach part,ops product,$(BUILD)/cuda/$(part)_sm_$(firstword $(CUDA_ARCHS)).log)
 	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) $(^:.log=.o) -o $@ -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcublasLt -lcudart -lgtest -lgtest_main
 kernels_lab: $(SIMT)/lab $(if $(wildcard $(CUDA)/bin/nvcc),$(BUILD)/cuda/lab)
+
+# The programs of the CUDA build: the host code of the emulated build, nvcc's kernels, CUDA's libraries.
+ARCH ?= 90
+CUDA_OPS := $(BUILD)/cuda/ops_sm_$(firstword $(ARCH)).log
+ifneq ($(word 2,$(ARCH)),)
+  CUDA_OPS := $(BUILD)/cuda/ops_$(shell echo $(ARCH) | tr ' ' _).o
+$(CUDA_OPS): llmc/ops.cu $(KERNEL_HEADERS) | $(BUILD)/cuda
+	$(CUDA)/bin/nvcc $(filter-out -Xptxas -v,$(NVCCFLAGS)) $(foreach arch,$(ARCH),-gencode arch=compute_$(arch),code=sm_$(arch)) -c $< -o $@
+endif
+train_gpt_cuda test_gpt_cuda: %_cuda: $(SIMT)/%.o $(CUDA_HOST) $(CUDA_OPS)
+	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) $(^:.log=.o) -o $@ $(filter-out -ldnnl,$(LDLIBS)) -lsentencepiece -lxxhash \
+	  -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcudart -lcublasLt $(WITH_NCCL:%=-lnccl)
+cuda: train_gpt_cuda test_gpt_cuda
 
 test:
 	dev/test/run_tests.sh
@@ -191,7 +221,7 @@ $(BUILD)/%.o: dev/bench/%.cpp $(BUILD)/flags.txt
 	$(CXX) $(CXXFLAGS) -c $< -o $@
 
 # Other flags, another compiler or another machine (-march=native) make everything anew.
-BUILT_WITH := $(CXX) $(CXXFLAGS) $(LDLIBS) $(shell $(CXX) -march=native -Q --help=target 2>/dev/null | cksum)
+BUILT_WITH := $(CXX) $(CXXFLAGS) $(LDLIBS) NCCL $(NCCL) $(shell $(CXX) -march=native -Q --help=target 2>/dev/null | cksum)
 $(BUILD)/flags.txt: FORCE
 	@mkdir -p $(BUILD)
 	@echo '$(BUILT_WITH)' | cmp -s - $@ || echo '$(BUILT_WITH)' > $@
@@ -202,6 +232,6 @@ ifeq ($(WERROR),1)
 endif
 
 clean:
-	rm -rf build train_gpt test_gpt tokenize
+	rm -rf build train_gpt test_gpt tokenize train_gpt_simt test_gpt_simt train_gpt_cuda test_gpt_cuda
 
 -include $(wildcard $(BUILD)/*.d $(SIMT)/*.d)

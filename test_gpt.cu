@@ -186,11 +186,10 @@ int test_golden(const std::string& dir, const std::string& hf, const std::string
     o.weight_decay = adam.at("weight_decay"), o.clip = adam.at("clip"), o.dtype = dtype;
     finish_model(o.shape);
     check_split(o.shape, o.tp, o.sync_factor);
-    return launch(o.tp, 1, [&](Ranks& ranks) {
-        Run run = make_run(o.threads, ranks.ranks_on_host);
-        ranks.connect(run);
-        const Verdict v = dtype == "bf16" ? compare<bf16>(o, ranks, run, dir, golden, batch) : compare<float>(o, ranks, run, dir, golden, batch);
-        if (ranks.world->rank == 0) {
+    return launch(o.tp, 1, [&](Ranks& host) {
+        DeviceRank rank(host, o.threads);
+        const Verdict v = dtype == "bf16" ? compare<bf16>(o, rank.ranks, rank.run, dir, golden, batch) : compare<float>(o, rank.ranks, rank.run, dir, golden, batch);
+        if (host.world->rank == 0) {
             printf("%s %s T=%d p=%g %s:%s\n", v.passed ? "ok  " : "FAIL", dir.c_str(), o.tp, o.sync_factor, dtype.c_str(), v.text.c_str());
             fflush(stdout);
         }

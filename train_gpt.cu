@@ -9,11 +9,14 @@
 //
 // Ranks: world rank = dp * T + tp. A rank is a thread of this process, or a process under mpirun; this file cannot tell.
 // The mathematics: docs/caat.md. The ops: llmc/ops.h.
+#include <cinttypes>
+
 #include "llmc/checkpoint_load.h"
 #include "llmc/checkpoint_save.h"
 #include "llmc/comm.h"
 #include "llmc/dataloader.h"
 #include "llmc/device.h"
+#include "llmc/device_rank.h"
 #include "llmc/flags.h"
 #include "llmc/huggingface_export.h"
 #include "llmc/init.h"
@@ -788,8 +791,8 @@ json print_header(const Options& o, Trainer<X>& trainer, Ranks& ranks, Logger& l
                         (long long)m.channels, (long long)m.heads, (long long)m.head_size, (long long)m.kv_heads, (long long)m.ffn, (long long)m.vocab,
                         m.rotary ? "rotary" : "learned", m.tie ? "tied" : "untied"));
     row("parameters", format("%s in all (%lld; %lld decayed, %lld not), %lld on this rank", human_count(all).c_str(), (long long)all, (long long)decayed, (long long)(all - decayed), (long long)here));
-    row("ranks", format("tp %d x dp %d, %s, %d thread%s a rank%s", T, D, launched_world().by_mpi ? "MPI processes" : "threads of one process", trainer.run.team.threads(),
-                        trainer.run.team.threads() == 1 ? "" : "s", o.zero ? ", ZeRO-1" : ""));
+    row("ranks", format("tp %d x dp %d, %s, %s%s", T, D, launched_world().by_mpi ? "MPI processes" : "threads of one process", trainer.run.place().c_str(),
+                        o.zero ? ", ZeRO-1" : ""));
     row("sync", T == 1 ? std::string("one rank: no channel is private")
                        : format("p %g: %lld of %lld channels shared, private scale %s, %s on the wire", o.sync_factor, (long long)trainer.model.tp.Ck, (long long)m.channels,
                                 o.private_scale.c_str(), dtype_name(trainer.model.tp.wire)));
@@ -820,9 +823,9 @@ json print_header(const Options& o, Trainer<X>& trainer, Ranks& ranks, Logger& l
 void check_memory(const std::vector<const Arena*>& families, const Ranks& ranks) {
     i64 bytes = 0;
     for (const Arena* arena : families) { bytes += arena->bytes(); }
-    const double need = (double)bytes * ranks.ranks_on_host, have = (double)available_memory();
-    check(need <= have, "this run needs %.2f GiB on this host (%d rank%s), and %.2f GiB are free\nHINT: lower --micro-batch (activations), or raise --recompute; --dry-run shows each part",
-          need / 1073741824.0, ranks.ranks_on_host, ranks.ranks_on_host == 1 ? "" : "s", have / 1073741824.0);
+    const double need = (double)bytes * ranks.ranks_on_device, have = (double)available_memory();
+    check(need <= have, "this run needs %.2f GiB on this %s (%d rank%s), and %.2f GiB are free\nHINT: lower --micro-batch (activations), or raise --recompute; --dry-run shows each part",
+          need / 1073741824.0, MEMORY_PLACE, ranks.ranks_on_device, ranks.ranks_on_device == 1 ? "" : "s", have / 1073741824.0);
     ranks.world->barrier();  // before a sibling takes its share
 }
 
@@ -835,7 +838,8 @@ json bytes_record(const CommStats& before, const CommStats& after) {
 }
 CommStats all_stats(const Ranks& ranks) {
     CommStats sum;
-    for (const Comm* comm : {ranks.world, ranks.tp, ranks.dp}) {
+    for (Comm* comm : {ranks.world, ranks.tp, ranks.dp}) {
+        comm->update_stats();
         for (int t = 0; t < (int)Traffic::COUNT; t++) { sum.bytes[t] += comm->stats.bytes[t]; }
         sum.exposed_seconds += comm->stats.exposed_seconds;
     }
@@ -845,7 +849,7 @@ CommStats all_stats(const Ranks& ranks) {
 // The first record of a log: every flag's effective value, what was built, where it runs.
 json run_record(const Options& o, const Ranks& ranks, Run& run) {
     Options e = o;
-    e.threads = run.team.threads() * ranks.ranks_on_host;
+    e.threads = run.threads() * ranks.ranks_on_host;
     if (e.reduce_dtype == "auto") { e.reduce_dtype = e.dtype; }
     if (e.decay_steps == 0) { e.decay_steps = e.steps; }
     if (e.wsd_decay == 0) { e.wsd_decay = e.steps / 5; }
@@ -1163,18 +1167,17 @@ int run_ranks(const Options& options) {
         const int D = std::max(options.dp, 1);
         PlannedComm world(0, (int)std::min<i64>((i64)options.tp * D, INT32_MAX)), tp(0, options.tp), dp(0, D);
         Ranks ranks = {&world, &tp, &dp, 1};
-        Run run(1);
+        Run run = planning_run();
         DataSets none;
         return options.dtype == "bf16" ? train<bf16>(options, ranks, run, none) : train<float>(options, ranks, run, none);
     }
     DataSets sets;
-    return launch(options.tp, options.dp, [&](Ranks& ranks) {
+    return launch(options.tp, options.dp, [&](Ranks& host) {
         Options o = options;
-        o.dp = ranks.dp->size;
-        Run run = make_run(o.threads, ranks.ranks_on_host);
-        ranks.connect(run);
-        if (o.dtype == "bf16") { return o.uses_a_model() ? use<bf16>(o, ranks, run) : train<bf16>(o, ranks, run, sets); }
-        return o.uses_a_model() ? use<float>(o, ranks, run) : train<float>(o, ranks, run, sets);
+        o.dp = host.dp->size;
+        DeviceRank rank(host, o.threads);
+        if (o.dtype == "bf16") { return o.uses_a_model() ? use<bf16>(o, rank.ranks, rank.run) : train<bf16>(o, rank.ranks, rank.run, sets); }
+        return o.uses_a_model() ? use<float>(o, rank.ranks, rank.run) : train<float>(o, rank.ranks, rank.run, sets);
     });
 }
 

@@ -58,6 +58,14 @@ struct Exchange {
         }
         return elements * element_bytes;
     }
+    // What all ranks must agree on. A difference is a bug that would otherwise show as a hang or as wrong numbers.
+    size_t signature() const {
+        size_t hash = element_bytes * 8 + (size_t)dtype * 4 + reduce * 2 + gather;
+        for (const Range& part : parts) {
+            for (i64 end : {part.begin, part.end}) { hash = (hash ^ (size_t)end) * 0x9E3779B97F4A7C15; }
+        }
+        return hash;
+    }
 };
 
 // One group of ranks, as one of them sees it. All ranks of a group make the same calls in the same order.

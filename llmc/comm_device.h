@@ -2,13 +2,13 @@
 //
 // An exchange runs on the communicator's own stream, between two events:
 //
-//      run.stream    ... writes data | ready . private products ... . wait(end) | reads data ...
-//      stream                          wait(ready) | the exchange | end
+//      run.stream     ... writes data | ready | other work ...            | wait(end) | reads data ...
+//      stream_                        | wait(ready) | the exchange | end
 //
-// so the host waits for nothing, and whatever the run's stream is given between start() and wait() runs beside the exchange.
+// so the host waits for nothing, and what the run's stream is given between start() and wait() runs beside the exchange.
 #pragma once
 
-#include <deque>
+#include <list>
 
 #include "comm.h"
 
@@ -30,15 +30,21 @@ private:
 class DeviceComm : public Comm {
 public:
     // `host`: the same ranks' communicator for values of the host's. Both outlive this.
-    DeviceComm(Comm& host, Run& run) : Comm(host.rank, host.size), host_(host), run_(run) {
-        cuda_check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    }
-    ~DeviceComm() override { cudaStreamDestroy(stream_); }
+    DeviceComm(Comm& host, Run& run) : Comm(host.rank, host.size), host_(host), run_(run) {}
 
     void share(const void* mine, void* all, i64 bytes) override {
         const ExposedTimer timer(stats);
         stats.bytes[(int)Traffic::OTHER] += (size - 1) * bytes;
         host_.share(mine, all, bytes);
+    }
+    // A wait has exposed what lies between the moment the run's stream came to it and the moment it went on.
+    void update_stats() override {
+        for (float milliseconds; !waits_.empty(); waits_.pop_front()) {
+            const cudaError_t error = cudaEventElapsedTime(&milliseconds, waits_.front().begin, waits_.front().end);
+            if (error == cudaErrorNotReady) { return; }
+            cuda_check(error);
+            stats.exposed_seconds += milliseconds * 1e-3;
+        }
     }
 
 protected:
@@ -48,8 +54,9 @@ protected:
     virtual cudaEvent_t complete(int slot) = 0;
 
     Comm& host_;
-    Run& run_;
-    cudaStream_t stream_;
+    Run& run_;               // the rank's own work
+    Run side_{run_.gpu};     // the exchanges'
+    const cudaStream_t stream_ = side_.stream;
     DeviceEvent ready_[SLOTS], end_[SLOTS];  // end_: for complete() to record and return, where it needs one
 
 private:
@@ -59,8 +66,19 @@ private:
         ready_[slot].hold_back(stream_);
         enqueue(slot, exchange);
     }
-    void finish(int slot) final { cuda_check(cudaStreamWaitEvent(run_.stream, complete(slot), 0)); }
+    void finish(int slot) final {
+        const cudaEvent_t end = complete(slot);
+        Wait& wait = waits_.emplace_back();
+        wait.begin.record(run_.stream);
+        cuda_check(cudaStreamWaitEvent(run_.stream, end, 0));
+        wait.end.record(run_.stream);
+    }
     void copy(void* to, const void* from, i64 bytes) final {
         cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, run_.stream));
     }
+
+    struct Wait {
+        DeviceEvent begin{cudaEventDefault}, end{cudaEventDefault};
+    };
+    std::list<Wait> waits_;  // those whose times are not known yet
 };

@@ -62,7 +62,7 @@ private:
         stats.bytes[(int)mine.exchange.traffic] += mine.exchange.bytes_sent(rank);
 
         shared.data[rank] = mine.exchange.data;
-        shared.signature[rank] = signature(mine.exchange);
+        shared.signature[rank] = mine.exchange.signature();
         if (shared.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < size) { return; }
         for (int r = 0; r < size; r++) {
             check(shared.signature[r] == shared.signature[rank], "ranks %d and %d of a group of %d call different collectives", r, rank,
@@ -130,15 +130,6 @@ private:
                 if (place != at[owner]) { memcpy(place, at[owner], count * exchange.element_bytes); }
             }
         }
-    }
-
-    // What all ranks must agree on. A difference is a bug that would otherwise show as a hang or as wrong numbers.
-    static size_t signature(const Exchange& exchange) {
-        size_t hash = exchange.element_bytes * 8 + (size_t)exchange.dtype * 4 + exchange.reduce * 2 + exchange.gather;
-        for (const Range& part : exchange.parts) {
-            for (i64 end : {part.begin, part.end}) { hash = (hash ^ (size_t)end) * 0x9E3779B97F4A7C15; }
-        }
-        return hash;
     }
 
     LocalGroup& group_;

@@ -15,6 +15,7 @@
 #include "base.h"
 
 constexpr const char* BACKEND_NAME = "cpu";
+constexpr const char* MEMORY_PLACE = "host";
 constexpr i64 DEVICE_ALIGN = 1;  // rows need no padding here
 
 struct bf16 {
@@ -193,6 +194,9 @@ struct Run {
     std::function<void()> poll;  // what to do between blocks of work: lets a communicator move bytes; may be empty
 
     explicit Run(int threads, int spin = 0) : team(threads, spin) {}
+
+    int threads() const { return team.threads(); }
+    std::string place() const { return format("%d thread%s a rank", threads(), threads() == 1 ? "" : "s"); }
 
     // A parallel loop. The split into items must not depend on the number of threads, and items must not depend on each
     // other: then results do not depend on the number of threads either.

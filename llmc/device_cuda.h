@@ -7,10 +7,12 @@
 
 #include <functional>
 #include <memory>
+#include <thread>
 
 #include "base.h"
 
 constexpr const char* BACKEND_NAME = "cuda";
+constexpr const char* MEMORY_PLACE = "GPU";
 constexpr i64 DEVICE_ALIGN = 8;  // 16 bytes of the narrowest type: each row can then be read 128 bits at a time
 
 using bf16 = __nv_bfloat16;
@@ -21,6 +23,12 @@ inline void cuda_check(cudaError_t error, const char* file = __builtin_FILE(), i
     const std::string reason = cudaGetErrorString(error);
     cudaGetLastError();  // reported; what was wrong with one call is not wrong with the next
     die("%s:%d: CUDA: %s", file, line, reason.c_str());
+}
+
+inline cudaDeviceProp gpu_properties(int gpu) {
+    cudaDeviceProp properties;
+    cuda_check(cudaGetDeviceProperties(&properties, gpu));
+    return properties;
 }
 
 // Device memory for work within one op, kept from call to call and grown where it is too small.
@@ -46,16 +54,45 @@ private:
     i64 bytes_ = 0;
 };
 
-// One rank's execution context.
+constexpr int NO_GPU = -1;  // for a Run that only plans
+inline int current_gpu() {
+    int gpu = 0;
+    cuda_check(cudaGetDevice(&gpu));
+    return gpu;
+}
+
+// One rank's execution context: a GPU, which other ranks may share, and a stream of its own there. For the thread that made it.
 struct Run {
-    cudaStream_t stream;
+    const int gpu;
+    cudaStream_t stream = nullptr;
     Workspace workspace;
     std::shared_ptr<class CublasLt> cublas_lt;  // gemm_cublaslt.h: made for the first product
+    std::string collectives;                    // how arrays are exchanged, in words; empty for one rank
     std::function<void()> poll;                 // what to do while the host waits: lets a communicator look for errors; may be empty
 
-    Run() { cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
+    explicit Run(int gpu = current_gpu()) : gpu(gpu) {
+        if (gpu == NO_GPU) { return; }
+        cuda_check(cudaSetDevice(gpu));
+        cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    }
     Run(const Run&) = delete;
-    ~Run() { cudaStreamDestroy(stream); }
+    ~Run() {
+        if (stream) { cudaStreamDestroy(stream); }
+    }
+
+    int threads() const { return 1; }
+    std::string place() const {
+        if (gpu == NO_GPU) { return "no GPU yet"; }
+        return format("GPU %d (%s)%s%s", gpu, gpu_properties(gpu).name, collectives.empty() ? "" : ", collectives: ", collectives.c_str());
+    }
+    // Until all that the stream was given is done.
+    void wait() {
+        while (poll && cudaStreamQuery(stream) == cudaErrorNotReady) {
+            poll();
+            std::this_thread::yield();
+        }
+        cuda_check(cudaStreamSynchronize(stream));
+    }
 
     // The host's own loops, for the CPU loops of the ops: the oracle of the kernels in tests.
     template <typename Job>
@@ -77,17 +114,19 @@ inline void* device_alloc(i64 bytes, const char* what) {
     cuda_check(cudaStreamSynchronize(nullptr));
     return memory;
 }
-inline void device_free(void* memory, i64) { cuda_check(cudaFree(memory)); }
+inline void device_free(void* memory, i64) { cudaFree(memory); }  // where it fails, an error has been told before
 
 template <typename X>
 void copy_to_device(X* device, const X* host, i64 count, Run& run) {
+    if (count == 0) { return; }
     cuda_check(cudaMemcpyAsync(device, host, count * sizeof(X), cudaMemcpyHostToDevice, run.stream));
-    cuda_check(cudaStreamSynchronize(run.stream));
+    run.wait();
 }
 template <typename X>
 void copy_to_host(X* host, const X* device, i64 count, Run& run) {
+    if (count == 0) { return; }
     cuda_check(cudaMemcpyAsync(host, device, count * sizeof(X), cudaMemcpyDeviceToHost, run.stream));
-    cuda_check(cudaStreamSynchronize(run.stream));
+    run.wait();
 }
 
 // The type that matrix products are fast in here.

@@ -8,6 +8,7 @@
 #include "ops/adamw.cuh"
 #include "ops/global_norm.cuh"
 #include "ops/matmul.cuh"
+#include "ops/exchange.cuh"
 #include "ops/attention.cuh"
 
 namespace BACKEND {

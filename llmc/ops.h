@@ -148,4 +148,20 @@ double sum_of_squared_differences(const X* a, const float* b, float scale, i64 l
 
 }  // namespace BACKEND
 
+#ifdef LLMC_CUDA
+// ---- ranks whose arrays lie on one GPU ------------------------------------------------------------------------------
+struct RankArrays {
+    static constexpr int MOST = 64;
+    int ranks;
+    void* data[MOST];   // by rank
+    Range parts[MOST];  // the elements that a rank owns; disjoint
+};
+namespace gpu {
+// Every element of every part is summed over the ranks' arrays, in rank order in fp32, and rounded once; for all of them, or for its owner alone.
+void sum_over_ranks(RankArrays arrays, DType dtype, bool to_all, Run& run);
+// Everyone gets the owner's.
+void copy_over_ranks(RankArrays arrays, i64 element_bytes, Run& run);
+}  // namespace gpu
+#endif
+
 using namespace BACKEND;

@@ -33,9 +33,9 @@ def expect(condition, message):
         raise Failed(message)
 
 
-def run(args, n=0, cwd='.', env=None, timeout=120, prefix=()):
-    """train_gpt with args; under mpirun with n ranks if n > 0."""
-    command = (MPIRUN + ['-n', str(n)] if n else []) + list(prefix) + [TRAIN] + [str(a) for a in args]
+def run(args, n=0, cwd='.', env=None, timeout=120, prefix=(), program=None):
+    """train_gpt, or another program, with args; under mpirun with n ranks if n > 0."""
+    command = (MPIRUN + ['-n', str(n)] if n else []) + list(prefix) + [program or TRAIN] + [str(a) for a in args]
     return subprocess.run(command, cwd=cwd, env={**os.environ, **MPI_ENV, **(env or {})}, timeout=timeout, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors='replace')
 
 
@@ -116,16 +116,16 @@ def test_same_run_twice_and_any_number_of_threads(d):
     expect(curve(f'{d}/log') != curves[0], '--seed has no effect')
 
 
-def check_resume(d, flags, n, cut, steps=20):
+def check_resume(d, flags, n, cut, steps=20, program=None):
     data = make_data(d)
     args = SMALL + data + flags + ['--steps', steps]
-    ok(args + ['--out', f'{d}/whole', '--log', f'{d}/whole.log'], n=n)
-    ok(args + ['--out', f'{d}/parts', '--log', f'{d}/parts.log', '--save-every', cut, '--keep', 0], n=n)
+    ok(args + ['--out', f'{d}/whole', '--log', f'{d}/whole.log'], n=n, program=program)
+    ok(args + ['--out', f'{d}/parts', '--log', f'{d}/parts.log', '--save-every', cut, '--keep', 0], n=n, program=program)
     shutil.rmtree(f'{d}/parts/step_{steps:08d}')
     for step in sorted(glob.glob(f'{d}/parts/step_*')):
         if int(step[-8:]) > cut:
             shutil.rmtree(step)
-    ok(args + ['--out', f'{d}/parts', '--log', f'{d}/rest.log', '--resume'], n=n)
+    ok(args + ['--out', f'{d}/parts', '--log', f'{d}/rest.log', '--resume'], n=n, program=program)
     rest = curve(f'{d}/rest.log')
     expect(rest[0][0] == cut + 1, f'resumed at step {rest[0][0]}')
     expect(rest == curve(f'{d}/whole.log')[cut:], f'{flags}: the resumed run differs: {rest[0]} and {curve(f"{d}/whole.log")[cut]}')

@@ -191,6 +191,15 @@ cudaError_t cudaGetDevice(int* device) {
     *device = current_device;
     return cudaSuccess;
 }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+    if (device < 0 || device >= device_count()) { return fail(cudaErrorInvalidDevice, format("there is no device %d", device)); }
+    *properties = {};
+    strcpy(properties->name, "emulated");
+    properties->uuid.bytes[0] = (char)device;
+    properties->major = 9, properties->minor = 0;
+    properties->multiProcessorCount = 1;
+    return cudaSuccess;
+}
 cudaError_t cudaDeviceSynchronize() { return Locked().wait_for_all(current_device); }
 
 // ---- memory

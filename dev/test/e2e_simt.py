@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""End-to-end tests of the CUDA build, run by the emulator: ./train_gpt_simt as a user would run ./train_gpt_cuda. Needs ./train_gpt too.
+
+    dev/test/e2e_simt.py [NAME...]      all tests, or those whose name contains a word; last line: 'N passed, N failed'
+
+Oracles: the CPU build (losses within rounding, the same bytes sent, the same checkpoints, the same text), the other kind of collectives
+(the same bits: all of them add in rank order), the unbroken run.
+"""
+import os
+
+import e2e
+from e2e import SMALL, check_resume, curve, expect, make_data, make_text_model, ok, records, refused
+
+SIMT = os.path.join(e2e.ROOT, 'train_gpt_simt')
+BYTES = ['comm_bytes'] + [f'comm_bytes_{kind}' for kind in ('tp_layers', 'embedding', 'loss', 'dp', 'other')]
+NCCL = {'SIMT_DEVICES': '4'}  # a GPU for each rank
+# Every kind of collectives: threads that share a GPU, processes that share one, a GPU each.
+KINDS = [(0, None), (1, None), (0, NCCL)]
+
+
+def simt(args, **kw):
+    return ok(args, program=SIMT, **kw)
+
+
+def compare_curves(cpu, gpu, loss, norm):
+    """Largest relative differences of losses and norms of two logs; both must be within those given."""
+    a, b = records(cpu), records(gpu)
+    expect(len(a) == len(b), f'{len(a)} and {len(b)} steps')
+    for key, allowed in (('loss', loss), ('grad_norm', norm)):
+        worst = max(abs(x[key] - y[key]) / x[key] for x, y in zip(a, b))
+        expect(worst <= allowed, f'{key}: off by {worst:.2e}, allowed {allowed}')
+    for x, y in zip(a, b):
+        expect(all(x[key] == y[key] for key in BYTES), f'bytes sent: {[(key, x[key], y[key]) for key in BYTES]}')
+
+
+def test_fifty_steps_as_on_the_cpu(d):
+    args = SMALL + make_data(d) + ['--tp', 2, '--sync-factor', 0.5, '--steps', 50]
+    ok(args + ['--log', f'{d}/cpu'])
+    simt(args + ['--log', f'{d}/gpu'])
+    compare_curves(f'{d}/cpu', f'{d}/gpu', 2e-5, 2e-4)
+    expect(records(f'{d}/gpu')[-1]['loss'] < records(f'{d}/gpu')[0]['loss'] - 0.5, 'nothing was learned')
+
+
+def test_every_kind_of_ranks_as_on_the_cpu(d):
+    data = make_data(d)
+    for tp, dp, flags in [(2, 2, ['--zero', 1, '--recompute', 2]), (4, 1, ['--sync-factor', 0, '--arch', 'gpt', '--tie']), (1, 3, ['--zero', 1, '--recompute', 0]), (3, 1, ['--heads', 3, '--kv-heads', 3])]:
+        args = SMALL + data + ['--global-batch', 12, '--sync-factor', 0.3, '--insight-every', 2] + flags + ['--tp', tp, '--dp', dp, '--steps', 4]
+        ok(args + ['--log', f'{d}/cpu'])
+        curves = []
+        for by_mpi, env in KINDS:
+            simt(args + ['--log', f'{d}/gpu'], n=tp * dp * by_mpi, env=env)
+            compare_curves(f'{d}/cpu', f'{d}/gpu', 1e-6, 1e-5)
+            curves.append(curve(f'{d}/gpu'))
+        expect(all(c == curves[0] for c in curves), f'tp {tp} dp {dp}: the kind of collectives changes the bits')
+
+
+def test_bf16_is_near_fp32(d):
+    args = SMALL + make_data(d) + ['--tp', 2, '--sync-factor', 0.5, '--steps', 10]
+    for dtype, program in (('fp32', None), ('bf16', SIMT)):
+        ok(args + ['--dtype', dtype, '--log', f'{d}/{dtype}'], program=program)
+    a, b = records(f'{d}/fp32'), records(f'{d}/bf16')
+    worst = max(abs(x['loss'] - y['loss']) for x, y in zip(a, b))
+    expect(worst <= 0.02, f'bf16 is {worst:.4f} from fp32')
+    expect(b[0]['comm_bytes_tp_layers'] * 2 == a[0]['comm_bytes_tp_layers'], 'bf16 is not sent as bf16')
+
+
+def test_resume_is_bit_exact(d):
+    check_resume(d, ['--tp', 2, '--dp', 2, '--zero', 1, '--sync-factor', 0.5, '--dtype', 'bf16'], 0, 3, steps=6, program=SIMT)
+
+
+def test_checkpoints_and_text_are_the_cpus(d):
+    use = make_text_model(d)
+    greedy = ['--generate', 12, '--prompt', 'the quick', '--temperature', 0]
+    wanted = ok(use + greedy).stdout
+    for by_mpi, env in KINDS:
+        found = simt(use + greedy, n=2 * by_mpi, env=env).stdout
+        expect(found == wanted, f'{found!r}, on the CPU {wanted!r}')
+    of_cpu, of_gpu = [ok(use[:2] + ['--eval', f'{d}/t_000000.bin', '--seq', 64, '--log', f'{d}/{name}'], program=program) and records(f'{d}/{name}', 'eval')[0]['loss']
+                      for name, program in (('eval_cpu', None), ('eval_gpu', SIMT))]
+    expect(abs(of_cpu - of_gpu) <= 1e-6 * of_cpu, f'evaluation: {of_cpu} and {of_gpu}')
+    simt(['--resume', '--out', f'{d}/model', '--steps', 32, '--log', f'{d}/log'])  # and on with it
+    expect(records(f'{d}/log')[-1]['step'] == 32, 'the run on the CPU is not gone on with')
+
+
+def test_the_box_says_where_it_runs(d):
+    args = SMALL + make_data(d) + ['--tp', 2, '--steps', 1]
+    for (by_mpi, env), words in zip(KINDS, ('one kernel for all ranks', 'through the host', 'NCCL')):
+        said = simt(args, n=2 * by_mpi, env=env).stdout
+        expect('GPU 0 (emulated), collectives: ' + words in said, f'not said: {words}\n{said[:1500]}')
+
+
+def test_without_a_gpu(d):
+    none = {'SIMT_DEVICES': '0'}
+    refused(SMALL + make_data(d) + ['--steps', 1], 1, 'no GPU can be used', 'HINT', program=SIMT, env=none)
+    said = simt(['--model', '7b', '--tp', 8, '--dry-run'], env=none).stdout
+    expect('GiB per rank' in said and 'no GPU yet' in said, f'a dry run needs no GPU: {said[:1500]}')
+
+
+if __name__ == '__main__':
+    e2e.run_tests(globals())

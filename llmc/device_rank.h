@@ -1,0 +1,107 @@
+// device_rank.h: one rank of a job on its device: the Run for its kernels, and its groups for arrays where those kernels reach them.
+//
+//   launch(tp, dp, [&](Ranks& host) {
+//       DeviceRank rank(host, threads);
+//       return train(rank.ranks, rank.run);
+//   });
+//
+// On the CPU these are a share of the host's threads and the groups of launch() themselves. On a GPU (comm_device.h):
+//
+//   the ranks are      each has a GPU of its own        they share GPUs
+//   threads            comm_nccl.h, where it is built   comm_device_local.h: all on the first GPU, one kernel adds
+//   processes          comm_nccl.h, where it is built   comm_staged.h: through the hosts' memory, by MPI
+#pragma once
+
+#include "comm.h"
+
+#if !defined(LLMC_CUDA)
+
+struct DeviceRank {
+    Run run;
+    Ranks ranks;
+    DeviceRank(const Ranks& host, int threads) : run(make_run(threads, host.ranks_on_host)), ranks(host) { ranks.connect(run); }
+    DeviceRank(const DeviceRank&) = delete;
+};
+inline Run planning_run() { return Run(1); }
+
+#else
+
+#include <memory>
+#include <set>
+
+#include "comm_device_local.h"
+#include "comm_nccl.h"
+#include "comm_staged.h"
+#include "launch.h"
+
+// Which GPU a rank takes: one of its own, or one that it shares. Threads that share share the first.
+inline int choose_gpu(const Ranks& host) {
+    int count = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    check(error == cudaSuccess && count > 0, "no GPU can be used: %s\nHINT: nvidia-smi shows what there is; ./train_gpt runs on the CPU",
+          error == cudaSuccess ? "there is none" : cudaGetErrorString(error));
+    const bool share = !launched_world().by_mpi && (!nccl::BUILT || count < host.ranks_on_host);
+    return share ? 0 : host.rank_on_host % count;
+}
+
+class DeviceRank {
+public:
+    Run run;
+    Ranks ranks;
+
+    DeviceRank(const Ranks& host, int) : run(choose_gpu(host)), ranks(host) {
+        const std::vector<Seat> seats = all_seats(*host.world);
+        ranks.ranks_on_device = (int)std::count(seats.begin(), seats.end(), seats[host.world->rank]);
+        const bool alone = std::set(seats.begin(), seats.end()).size() == seats.size();
+        const Kind kind = alone && nccl::BUILT ? NCCL : launched_world().by_mpi ? STAGED : LOCAL;
+        ranks.world = add(*host.world, STAGED);  // shares values of the host's, no arrays
+        ranks.tp = add(*host.tp, kind), ranks.dp = add(*host.dp, kind);
+        if (kind == NCCL) { ranks.connect(run); }  // who waits for the GPU looks for errors
+        if (seats.size() > 1) { run.collectives = kind == NCCL ? "NCCL" : kind == LOCAL ? "one kernel for all ranks" : "through the host's memory"; }
+        if (host.world->rank == 0) { note_split_groups(seats, host.tp->size); }
+    }
+    DeviceRank(const DeviceRank&) = delete;
+
+private:
+    enum Kind { LOCAL, STAGED, NCCL };
+
+    // Where a rank sits.
+    struct Seat {
+        char host[64];
+        cudaUUID_t gpu;
+        auto operator<=>(const Seat& other) const { return memcmp(this, &other, sizeof(Seat)) <=> 0; }
+        bool operator==(const Seat& other) const { return memcmp(this, &other, sizeof(Seat)) == 0; }
+    };
+    std::vector<Seat> all_seats(Comm& world) const {
+        Seat mine = {};
+        snprintf(mine.host, sizeof(mine.host), "%s", host_name().c_str());
+        mine.gpu = gpu_properties(run.gpu).uuid;
+        std::vector<Seat> all(world.size);
+        world.share(&mine, all.data(), sizeof(Seat));
+        return all;
+    }
+    // The reduces in every layer want the links within a host.
+    static void note_split_groups(const std::vector<Seat>& seats, int T) {
+        for (size_t r = 0; r < seats.size(); r++) {
+            const size_t first = r / T * T;
+            if (strcmp(seats[r].host, seats[first].host) == 0) { continue; }
+            fprintf(stderr,
+                    "note: the %d tensor-parallel ranks from rank %zu on are on several hosts (%s, %s)\nHINT: consecutive ranks belong on one "
+                    "host: mpirun --map-by slot, srun --distribution=block\n",
+                    T, first, seats[first].host, seats[r].host);
+            return;
+        }
+    }
+
+    Comm* add(Comm& host, Kind kind) {
+        if (kind == NCCL) { comms_.push_back(nccl::group(host, run)); }
+        else if (kind == LOCAL) { comms_.push_back(std::make_unique<LocalDeviceComm>(host, run)); }
+        else { comms_.push_back(std::make_unique<StagedComm>(host, run)); }
+        return comms_.back().get();
+    }
+
+    std::vector<std::unique_ptr<Comm>> comms_;
+};
+inline Run planning_run() { return Run(NO_GPU); }
+
+#endif
