@@ -4,7 +4,8 @@
 # 1. unit tests (ops against naive loops, the laws of CAAT-Net, data, checkpoints, collectives)
 # 2. goldens of an independent float64 program, at several T and p, as threads and under mpirun; those of ../shared where it is there
 # 3. the programs as a user runs them (dev/test/e2e*.py)
-# 4. the CUDA kernels against the CPU loops, run by the emulator; compiled by nvcc. Both need NVIDIA's toolkit, and it is said where they are skipped
+# 4. the CUDA build run by the emulator: its kernels against the CPU loops, the whole trainer against goldens and the CPU build; compiled by nvcc.
+#    Both need NVIDIA's toolkit, and it is said where they are skipped
 # 5. the same unit tests under the address and undefined-behaviour sanitizers, the in-process ranks under the thread sanitizer
 # 6. every parser of foreign files, fed with anything for a moment (dev/fuzz/run.sh)
 set -uo pipefail
@@ -103,18 +104,28 @@ suite 'scripts of real runs' dev/test/run_scripts.py
 suite 'roofline' dev/test/test_roofline.py
 suite 'workings of gpu_check' dev/test/test_gpu_check.py
 
-# The CUDA kernels.
+# The CUDA build.
 if [ "$headers" ]; then
-    build 'kernels for the emulator' simt_tests kernels_lab
+    build 'the CUDA build for the emulator' simt simt_tests kernels_lab
     gtest 'emulator, and kernels in it' build/simt/tests
     one 'kernel experiments' build/simt/lab 64 96
+    for flags in '' '--recompute 2 --zero 1' '--recompute 0 --dtype bf16'; do
+        # shellcheck disable=SC2086
+        one "goldens in the emulator $flags" ./test_gpt_simt $flags
+    done
+    SIMT_DEVICES=4 one 'goldens in the emulator, a GPU for each rank' ./test_gpt_simt
+    for dir in ../shared/golden/*; do
+        model=../shared/data/stories260k
+        [ ! -d "$dir" ] || one "$dir in the emulator" ./test_gpt_simt --golden "$dir" --init-from $model/hf --batch $model/golden/batch_4x65.i32
+    done
+    suite 'end to end, the CUDA build in the emulator' dev/test/e2e_simt.py
 else
-    say "SKIPPED: kernels in the emulator: no CUDA headers in $cuda (make CUDA=folder names another)"
+    say "SKIPPED: the CUDA build in the emulator: no CUDA headers in $cuda (make CUDA=folder names another)"
 fi
 if [ -x "$cuda/bin/nvcc" ]; then
-    build 'kernels by nvcc' kernels
+    build 'the CUDA build by nvcc' kernels cuda
 else
-    say "SKIPPED: kernels by nvcc: there is none in $cuda"
+    say "SKIPPED: the CUDA build by nvcc: there is none in $cuda"
 fi
 
 # The sanitized builds, made in the background above.
