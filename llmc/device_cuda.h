@@ -102,6 +102,8 @@ struct Run {
     bool help_others() const { return false; }  // on the CPU a rank that waits works for others
 };
 
+inline Run make_run(int, int) { return Run(); }  // alone on the current GPU; device_rank.h makes a rank's
+
 inline void* device_alloc(i64 bytes, const char* what) {
     if (bytes == 0) { return nullptr; }
     void* memory = nullptr;
