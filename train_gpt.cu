@@ -603,16 +603,16 @@ json Trainer<X>::insight() {
 // =====================================================================================================================
 // 5. Generation
 
-// What a token set says of itself, as checkpoints keep it; null where there is no side file.
+// What a token set says of itself, as checkpoints keep it; where there is no side file, what its first document begins with.
 json token_rule(const DataLoader& data) {
     const auto info = data.token_set();
-    if (!info) { return json(); }
+    if (!info) { return {{"first_id", data.first_id()}}; }
     return {{"bos", info->bos}, {"eos", info->eos}, {"tokenizer_file", info->tokenizer_file}, {"tokenizer_hash", info->tokenizer_hash}};
 }
 // Two sets of one model come from one tokenizer; where it is known, others are refused.
 void check_same_tokenizer(const DataLoader& set, const json& rule, const char* flag, const std::string& value) {
     const json own = token_rule(set);
-    if (!own.is_object() || !rule.is_object() || own["tokenizer_hash"] == rule["tokenizer_hash"]) { return; }
+    if (!own.contains("tokenizer_hash") || !rule.contains("tokenizer_hash") || own["tokenizer_hash"] == rule["tokenizer_hash"]) { return; }
     usage_error("%s '%s' was made with the tokenizer '%s' (XXH3 %s), the training data with '%s' (XXH3 %s)\nHINT: tokenize it again with the latter", flag, value.c_str(),
                 own["tokenizer_file"].get<std::string>().c_str(), own["tokenizer_hash"].get<std::string>().c_str(), rule["tokenizer_file"].get<std::string>().c_str(),
                 rule["tokenizer_hash"].get<std::string>().c_str());
@@ -626,7 +626,9 @@ struct TextRule {
     TextRule(const std::string& file, const json& tokens, i64 vocab) : tokenizer(load_tokenizer(file)) {
         check(tokenizer->vocab_size() <= vocab, "--tokenizer '%s' has %lld ids, but the model knows %lld\nHINT: pass the tokenizer that made the training shards",
               file.c_str(), (long long)tokenizer->vocab_size(), (long long)vocab);
-        if (tokens.is_object()) {
+        if (tokens.contains("first_id")) {
+            bos = tokens.at("first_id") == tokenizer->bos_id;
+        } else if (tokens.is_object()) {
             bos = tokens.at("bos").get<bool>();
             const std::string hash = tokens.at("tokenizer_hash");
             if (hash != tokenizer->hash) { usage_error("--tokenizer '%s' is not the one that made the training shards (XXH3 %s, wanted %s)", file.c_str(), tokenizer->hash.c_str(), hash.c_str()); }

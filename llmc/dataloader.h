@@ -280,6 +280,14 @@ public:
         return {};
     }
 
+    // What the first document begins with.
+    int32_t first_id() const {
+        const SourceFile& f = sources()[0].files[0];
+        int32_t id;
+        f.file->read(f.first_token, 1, vocab_, &id);
+        return id;
+    }
+
     // Changes when the stream would, but for what order_text() says: names, sizes, order and fingerprints of the files, the documents
     // used, their tokenizer, S, weights, seed, which order. Not the folder: data may be moved.
     uint64_t identity() const {

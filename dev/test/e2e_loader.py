@@ -3,7 +3,7 @@
 
     dev/test/e2e_loader.py [NAME...]      as dev/test/e2e.py
 """
-import array, glob, os, random, shutil, struct, subprocess
+import array, glob, json, os, random, shutil, struct, subprocess
 
 import e2e
 from e2e import SMALL, curve, expect, newest, ok, records, refused, run, start, wait_for_step, write_shard
@@ -186,6 +186,31 @@ def test_a_damaged_set_stops_the_run_by_name(d):
     refused(SMALL + ['--train', f'{d}/m.bin'], 1, 'm.bin')
     write_megatron(f'{d}/empty', [[], [], []])
     refused(SMALL + ['--train', f'{d}/empty'], 1, 'empty')
+
+
+def test_prompts_begin_as_the_set_does(d):
+    """Without a side file nobody says whether documents begin with BOS: the set's first id does. Oracle: the same with the side file."""
+    with open(f'{d}/text.jsonl', 'w') as f:
+        f.write('{"text": "one two three four five six seven"}\n{"text": "seven six five"}\n' * 200)
+    with open(f'{d}/corpus.txt', 'w') as f:
+        rng = random.Random(3)
+        f.write('\n'.join(''.join(rng.choices('abcdefghijklmnopqrstuvwxyz ', k=40)) for _ in range(300)))
+    tokenizer = f'{d}/t.model'
+    for mode in (['--train-tokenizer', 300, '--out', tokenizer, f'{d}/corpus.txt'],) + tuple(['--tokenizer', tokenizer, '--out', f'{d}/{name}', f'{d}/text.jsonl'] + flags for name, flags in (('bos', ['--bos']), ('plain', []))):
+        r = subprocess.run([e2e.TOKENIZE] + [str(a) for a in mode], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        expect(r.returncode == 0, r.stderr)
+    for name in ('bos', 'plain'):
+        written = []
+        for side_file in (True, False):
+            if not side_file:
+                os.unlink(f'{d}/{name}.json')
+            out = f'{d}/{name}{side_file}'
+            ok(SMALL + ['--vocab', 300, '--seq', 32, '--train', f'{d}/{name}_0*.bin', '--steps', 40, '--lr', 0.02, '--out', out, '--schedule', 'constant'])
+            written.append([ok(['--checkpoint', out, '--tokenizer', tokenizer, '--generate', 12, '--temperature', 0, '--ignore-eos', '--prompt', p]).stdout for p in ('', 'one two', 'zzz')])
+        with open(f'{newest(out)}/checkpoint.json') as f:
+            found = json.load(f)['meta']['tokens']
+        expect(found.keys() == {'first_id'} and (found['first_id'] == 1) == (name == 'bos'), str(found))
+        expect(written[0] == written[1], f'{name}: {written}')
 
 
 def test_an_index_cut_during_the_run_is_named(d):
