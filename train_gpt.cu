@@ -428,13 +428,13 @@ TensorParallel make_tensor_parallel(const Options& o, Ranks& ranks) {
 using TensorSource = std::function<void(const Tensor&, float* values)>;
 
 template <typename X>
-void load_parameters(Model<X>& model, const TensorSource& source, const std::function<void(const Tensor&, const float*)>& also) {
+void load_parameters(Model<X>& model, const TensorSource& source, Rounding rounding, const std::function<void(const Tensor&, const float*)>& also) {
     std::vector<float> values;
     std::vector<X> rounded;
     for (const Tensor& t : model.table.tensors()) {
         values.resize(t.count()), rounded.resize(t.count());
         source(t, values.data());
-        std::copy(values.begin(), values.end(), rounded.begin());
+        for (i64 i = 0; i < t.count(); i++) { rounded[i] = (X)rounding(values[i], t.offset + i); }
         copy_to_device(model.params + t.offset, rounded.data(), t.count(), model.run);
         also(t, values.data());
     }
@@ -482,9 +482,12 @@ struct Trainer {
         optimizer.bind(model.params, model.grads);
     }
 
+    // How the last update rounded the parameters; new ones are rounded to nearest.
+    Rounding rounding() const { return {o.rounding == "stochastic" && dtype_of<X> != DType::FP32 && updates > 0, hash_bits((uint32_t)updates ^ hash_bits((uint32_t)o.seed))}; }
+
     // Fills the parameters, and the master weights of what this rank owns, from the source's fp32 values.
     void load(const TensorSource& source) {
-        load_parameters<X>(model, source, [&](const Tensor& t, const float* values) {
+        load_parameters<X>(model, source, rounding(), [&](const Tensor& t, const float* values) {
             if (dtype_of<X> == DType::FP32) { return; }
             optimizer.for_each_owned(t, [&](const auto& owned, i64 begin, i64 end) {
                 copy_to_device(optimizer.master(owned) + (begin - owned.range.begin), values + (begin - t.offset), end - begin, run);
@@ -532,6 +535,7 @@ struct Trainer {
         hyper.lr = (float)learning_rate(o, t), hyper.beta1 = (float)o.beta1, hyper.beta2 = (float)o.beta2, hyper.eps = (float)o.eps;
         hyper.weight_decay = (float)o.weight_decay;
         hyper.correction1 = (float)(1.0 - std::pow(o.beta1, (double)updates)), hyper.correction2 = (float)(1.0 - std::pow(o.beta2, (double)updates));
+        hyper.rounding = rounding();
         hyper.grad_scale = o.clip > 0 ? (float)std::min(1.0, o.clip / (result.grad_norm + 1e-6)) : 1.0f;
         optimizer.update(hyper, run);                                                                         // <=> ZeRO-1: new parameters
         return result;
@@ -895,6 +899,7 @@ template <typename X>
 void restore(Trainer<X>& trainer, Checkpoint& checkpoint, DataLoader& data, Sampler& sampler, i64& tokens) {
     const Options& o = trainer.o;
     check_same_model(o, checkpoint);
+    trainer.updates = checkpoint.meta().at("updates");
     trainer.load(saved_weights(checkpoint, trainer.model));
     std::vector<StateView> moments = state_views(trainer);
     for (StateView& view : moments) { view.master = nullptr; }  // loaded already
@@ -915,7 +920,7 @@ void restore(Trainer<X>& trainer, Checkpoint& checkpoint, DataLoader& data, Samp
     sampler.state = meta.at("sampler");
     trainer.loss_filter.values = meta.at("recent_losses").get<std::deque<double>>();
     trainer.norm_filter.values = meta.at("recent_norms").get<std::deque<double>>();
-    trainer.updates = meta.at("updates"), tokens = meta.at("tokens_seen");
+    tokens = meta.at("tokens_seen");
 }
 
 // The data of this process, which its ranks share.
@@ -1106,7 +1111,7 @@ int use(const Options& o, Ranks& ranks, Run& run) {
     const json rule = checkpoint ? checkpoint->meta().value("tokens", json()) : json();
     auto load = [&](Model<X>& model) {
         const TensorSource source = imported ? new_weights(o, model.tp, &*imported) : saved_weights(*checkpoint, model);
-        load_parameters<X>(model, source, [](const Tensor&, const float*) {});
+        load_parameters<X>(model, source, {}, [](const Tensor&, const float*) {});
     };
     if (!o.export_hf.empty()) {
         const ParameterTable table(o.shape, parameter_specs(o.shape), 1, 0);
@@ -1143,17 +1148,18 @@ int use(const Options& o, Ranks& ranks, Run& run) {
     load(model);
     Generator<X> generator(model, context);
     Sampler sampler{(uint64_t)o.seed, o.temperature, o.top_k, o.top_p};
-    bool begun = false;
+    double first = 0;  // when the first token came
     auto say = [&](const std::string& piece) {
+        const std::string all = (first > 0 ? "" : o.prompt) + piece;
+        if (first == 0) { first = now_seconds(); }
         if (!speaks) { return; }
-        const std::string all = (begun ? "" : o.prompt) + piece;
-        begun = true;
         check(fwrite(all.data(), 1, all.size(), stdout) == all.size() && fflush(stdout) == 0, "cannot write to standard output: %s", strerror(errno));
     };
     const double begin = now_seconds();
     const i64 made = generator.write(text, o.prompt, o.generate, sampler, o.ignore_eos, say);
+    const double seconds = now_seconds() - first;
     say("\n");
-    if (speaks) { fprintf(stderr, "[%lld tokens, %.1f tokens/s]\n", (long long)made, (double)made / (now_seconds() - begin)); }
+    if (speaks) { fprintf(stderr, "[%lld tokens, %.1f tokens/s after the first, which took %.3f s]\n", (long long)made, (double)std::max<i64>(made - 1, 0) / std::max(seconds, 1e-9), first - begin); }
     return EXIT_OK;
 }
 

@@ -134,6 +134,7 @@ void note_ineffective(const Options& o, const std::function<bool(const char*)>& 
     note(o.schedule != "wsd", "--wsd-decay", "it belongs to --schedule wsd");
     note(o.schedule == "wsd" || o.schedule == "constant", "--decay-steps", "it belongs to --schedule cosine or linear");
     note(o.schedule == "constant", "--min-lr", "--schedule constant has no floor");
+    note(o.dtype == "fp32", "--rounding", "weights are fp32");
     note(!o.shape.rotary, "--rope-base", "positions are learned");
     note(o.out.empty() && !o.uses_a_model(), "--keep", "there is no --out");
     note(o.log.empty(), "--insight-every", "there is no --log");
@@ -161,6 +162,7 @@ void finish(Options& o) {
     }
     one_of(o.order, "--order", {"auto", "windows", "megatron"});
     one_of(o.private_scale, "--private-scale", {"forward", "init", "none"});
+    one_of(o.rounding, "--rounding", {"nearest", "stochastic"});
     one_of(o.schedule, "--schedule", {"cosine", "linear", "wsd", "constant"});
     one_of(o.dtype, "--dtype", {"auto", "fp32", "bf16"});
     one_of(o.reduce_dtype, "--reduce-dtype", {"auto", "fp32", "bf16"});

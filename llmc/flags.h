@@ -25,7 +25,7 @@ struct Options {
     i64 steps = 100;
     double lr = 0, min_lr = -1;
     i64 warmup = -1;
-    std::string schedule = "cosine";
+    std::string schedule = "cosine", rounding = "nearest";
     i64 decay_steps = 0, wsd_decay = 0;
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 0, clip = 1.0, skip_spikes = 0;
     // run
@@ -93,6 +93,7 @@ void visit_flags(Options& o, Visitor&& v) {
     v(g, "--beta2", o.beta2, "decay of the second moment");
     v(g, "--eps", o.eps, "Adam's epsilon");
     v(g, "--clip", o.clip, "largest global gradient norm; 0: no clipping");
+    v(g, "--rounding", o.rounding, "of bf16 weights from their fp32 master weights: nearest or stochastic");
     v(g, "--skip-spikes", o.skip_spikes, "skip the update of a step whose loss or gradient norm lies this many standard deviations above the last 128 steps; 0: never");
     g = "Run";
     v(g, "--out", o.out, "folder for checkpoints; empty: none are written");

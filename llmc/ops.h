@@ -9,6 +9,7 @@
 #pragma once
 
 #include "device.h"
+#include "rounding.h"
 
 enum class GradMode { WRITE, ADD };  // the first micro-batch writes, later ones add: nothing is zeroed
 
@@ -32,6 +33,8 @@ struct AdamW {
     float lr, beta1, beta2, eps, weight_decay;
     float correction1, correction2;  // 1 - beta^t
     float grad_scale;                // clipping
+    Rounding rounding = {};          // of bf16 parameters
+    i64 first = 0;                   // place of the first element in the rank's parameters
 };
 
 namespace BACKEND {

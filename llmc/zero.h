@@ -104,6 +104,7 @@ public:
             hyper.weight_decay = t.spec.decay ? decay : 0.0f;
             for_each_owned(t, [&](const Owned& o, i64 begin, i64 end) {
                 const i64 at = begin - o.range.begin;
+                hyper.first = begin;
                 adamw_update(params_ + begin, master(o) + at, m(o) + at, v(o) + at, grads_ + begin, end - begin, hyper, run);
             });
         }

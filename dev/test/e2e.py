@@ -141,7 +141,7 @@ def test_resume_is_bit_exact_tp_in_third_epoch(d):  # 24 windows: an epoch is 6 
 
 
 def test_resume_is_bit_exact_tp_dp_zero_bf16(d):
-    check_resume(d, ['--tp', 2, '--sync-factor', 0.5, '--dp', 2, '--zero', 1, '--dtype', 'bf16'], 0, 5)
+    check_resume(d, ['--tp', 2, '--sync-factor', 0.5, '--dp', 2, '--zero', 1, '--dtype', 'bf16', '--rounding', 'stochastic'], 0, 5)
 
 
 def test_resume_is_bit_exact_under_mpirun(d):
@@ -437,6 +437,7 @@ def test_every_flag_has_an_effect(d):
         changed = outcome(extra)
         expect(changed[0] != plain[0] or changed[1] != plain[1], f'{extra} changes nothing')
         expect(changed[2] != plain[2], f'{extra} is not in the run record')
+    expect(outcome(['--dtype', 'bf16', '--rounding', 'stochastic'])[0] != outcome(['--dtype', 'bf16'])[0], '--rounding stochastic changes nothing')
 
 
 TEXT = ['the quick brown fox jumps over the lazy dog', 'a trainer that people read, run and trust', 'shared channels are summed, private channels stay',

@@ -187,9 +187,11 @@ TYPED_TEST(Kernels, Rope) {
 
 TYPED_TEST(Kernels, AdamW) {
     using X = TypeParam;
-    const AdamW hyper{3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f - 0.9f * 0.9f, 1.0f - 0.95f * 0.95f, 0.7f};
-    for (auto [count_, shift_] : Vec<std::array<i64, 2>>{{1, 0}, {17, 0}, {1024, 0}, {1025, 0}, {4099, 0}, {4099, 1}, {0, 0}}) {
+    AdamW hyper{3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f - 0.9f * 0.9f, 1.0f - 0.95f * 0.95f, 0.7f};
+    for (auto [count_, shift_, key] : Vec<std::array<i64, 3>>{{1, 0, 0}, {17, 0, 0}, {1024, 0, 0}, {1025, 0, 7}, {4099, 0, 0}, {4099, 1, 7}, {0, 0, 0}}) {
         const i64 count = count_, shift = shift_;
+        if (dtype_of<X> == DType::BF16 && key > 0) { hyper.rounding = {true, (uint32_t)key}, hyper.first = 1000; }
+        else { hyper.rounding = {}; }
         const auto start = random_values<float>(count, 1), gradient = random_values<float>(count, 2);
         const auto m_before = random_values<float>(count, 3, 0.1), v_before = random_values<float>(count, 4, 0.01, 0.011);
         const auto outputs = compare(
@@ -205,7 +207,9 @@ TYPED_TEST(Kernels, AdamW) {
                 }
             },
             {{"param", 1e-7}, {"master", 1e-7}, {"m", 1e-8}, {"v", 1e-8}});
-        for (i64 i = 0; i < count; i++) { ASSERT_EQ((float)std::get<0>(outputs)[i], (float)X(std::get<1>(outputs)[i])); }
+        for (i64 i = 0; i < count; i++) {
+            ASSERT_EQ((float)std::get<0>(outputs)[i], (float)X(hyper.rounding((float)std::get<1>(outputs)[i], hyper.first + i)));
+        }
     }
 }
 

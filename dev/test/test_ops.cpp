@@ -383,6 +383,34 @@ TYPED_TEST(Ops, AdamW) {
         for (i64 i = 0; i < count; i++) { ASSERT_EQ((float)param[i], (float)X(master[i])); }
     }
 }
+// Each parameter is a neighbour of its master weight, by a hash that is written here again; the mean error is that of fair coins.
+TEST(AdamWRounding, Stochastic) {
+    constexpr i64 COUNT = 70001, FIRST = 12345;
+    const Vec<float> zeros(COUNT), start = random_values<float>(COUNT, 1);
+    AdamW hyper{0, 0.9f, 0.95f, 1e-8f, 0, 0.1f, 0.05f, 1};
+    hyper.rounding = {true, 99}, hyper.first = FIRST;
+    Vec<float> master = start, m = zeros, v = zeros;
+    Vec<bf16> param(COUNT), second(COUNT);
+    struct Run run(2);
+    adamw_update(param.data(), master.data(), m.data(), v.data(), zeros.data(), COUNT, hyper, run);
+    double error = 0, fair = 0;
+    for (i64 i = 0; i < COUNT; i++) {
+        uint32_t bits = std::bit_cast<uint32_t>(master[i]), h = (uint32_t)(FIRST + i) ^ 99;
+        h = (h ^ (h >> 16)) * 0x85EBCA6B, h = (h ^ (h >> 13)) * 0xC2B2AE35, h ^= h >> 16;
+        const uint32_t low = bits & 0xFFFF, up = low + (h & 0xFFFF) > 0xFFFF;
+        ASSERT_EQ(std::bit_cast<uint32_t>((float)param[i]), (bits & 0xFFFF0000) + (up << 16)) << i;
+        error += up - low / 65536.0, fair += low / 65536.0 * (1 - low / 65536.0);
+    }
+    EXPECT_LT(std::abs(error), 4 * std::sqrt(fair));
+    // In two parts, as ZeRO's owners do it: the same bits.
+    for (const Range part : {Range{0, 333}, Range{333, COUNT}}) {
+        hyper.first = FIRST + part.begin;
+        adamw_update(second.data() + part.begin, master.data() + part.begin, m.data() + part.begin, v.data() + part.begin, zeros.data(), part.size(), hyper, run);
+    }
+    EXPECT_EQ(memcmp(second.data(), param.data(), COUNT * sizeof(bf16)), 0);
+    EXPECT_TRUE(std::isnan(Rounding{true, 1}(NAN, 0)));
+    EXPECT_EQ((Rounding{true, 1}(INFINITY, 0)), INFINITY);
+}
 TYPED_TEST(Ops, SumsOfSquares) {
     using X = TypeParam;
     for (auto [N_, cols_] : Vec<std::pair<i64, i64>>{{1, 1}, {3, 37}, {1100, 131}, {0, 5}}) {

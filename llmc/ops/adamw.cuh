@@ -2,7 +2,7 @@
 //
 //   g = grad_scale * grad        m = beta1 m + (1 - beta1) g        v = beta2 v + (1 - beta2) g^2
 //   master -= lr * ((m / correction1) / (sqrt(v / correction2) + eps) + weight_decay * master)
-//   param = master, rounded to nearest; param and master may be the same memory
+//   param = master, rounded as hyper.rounding says; param and master may be the same memory
 #pragma once
 
 #include "common.cuh"
@@ -25,7 +25,9 @@ void adamw_update(X* param, float* master, float* m, float* v, const float* grad
             store(m + i, m_new, lanes);
             store(v + i, v_new, lanes);
             store(master + i, value, lanes);
-            if ((void*)param != (void*)master) { store(param + i, value, lanes); }
+            if ((void*)param == (void*)master) { return; }
+            const vuint index = (vuint)lane_numbers() + (uint32_t)(hyper.first + i);
+            store(param + i, hyper.rounding.stochastic ? (vfloat)hyper.rounding.dithered((vuint)value, index) : value, lanes);
         });
     });
 }
@@ -53,7 +55,9 @@ __global__ void __launch_bounds__(THREADS) adamw_kernel(X* param, float* master,
         store(m + i, m_new);
         store(v + i, v_new);
         store(master + i, value);
-        if ((void*)param != (void*)master) { store(param + i, value); }
+        if ((void*)param == (void*)master) { return; }
+        for (int j = 0; j < width; j++) { value[j] = hyper.rounding(value[j], hyper.first + i + j); }
+        store(param + i, value);
     });
 }
 
