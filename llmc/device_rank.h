@@ -44,6 +44,18 @@ inline int choose_gpu(const Ranks& host) {
     return share ? 0 : host.rank_on_host % count;
 }
 
+// The reduces in every layer want the links within a host. A line for the user where a group of T consecutive ranks is on several; else nothing.
+inline std::string note_of_split_groups(const std::vector<std::string>& hosts, int T) {
+    for (size_t r = 0; r < hosts.size(); r++) {
+        const size_t first = r / T * T;
+        if (hosts[r] == hosts[first]) { continue; }
+        return format("note: the %d tensor-parallel ranks from rank %zu on are on several hosts (%s, %s): every layer's reduce crosses the network\n"
+                      "HINT: mpirun --map-by slot, or srun --distribution=block, puts consecutive ranks on one host\n",
+                      T, first, hosts[first].c_str(), hosts[r].c_str());
+    }
+    return "";
+}
+
 class DeviceRank {
 public:
     Run run;
@@ -58,7 +70,11 @@ public:
         ranks.tp = add(*host.tp, kind), ranks.dp = add(*host.dp, kind);
         if (kind == NCCL) { ranks.connect(run); }  // who waits for the GPU looks for errors
         if (seats.size() > 1) { run.collectives = kind == NCCL ? "NCCL" : kind == LOCAL ? "one kernel for all ranks" : "through the host's memory"; }
-        if (host.world->rank == 0) { note_split_groups(seats, host.tp->size); }
+        if (host.world->rank == 0) {
+            std::vector<std::string> hosts;
+            for (const Seat& seat : seats) { hosts.push_back(seat.host); }
+            fputs(note_of_split_groups(hosts, host.tp->size).c_str(), stderr);
+        }
     }
     DeviceRank(const DeviceRank&) = delete;
 
@@ -79,18 +95,6 @@ private:
         std::vector<Seat> all(world.size);
         world.share(&mine, all.data(), sizeof(Seat));
         return all;
-    }
-    // The reduces in every layer want the links within a host.
-    static void note_split_groups(const std::vector<Seat>& seats, int T) {
-        for (size_t r = 0; r < seats.size(); r++) {
-            const size_t first = r / T * T;
-            if (strcmp(seats[r].host, seats[first].host) == 0) { continue; }
-            fprintf(stderr,
-                    "note: the %d tensor-parallel ranks from rank %zu on are on several hosts (%s, %s)\nHINT: consecutive ranks belong on one "
-                    "host: mpirun --map-by slot, srun --distribution=block\n",
-                    T, first, seats[first].host, seats[r].host);
-            return;
-        }
     }
 
     Comm* add(Comm& host, Kind kind) {

@@ -3,6 +3,7 @@
 #include "device_ranks.h"
 #include "llmc/comm_device_local.h"
 #include "llmc/comm_staged.h"
+#include "llmc/device_rank.h"
 
 namespace device_comms_test {
 
@@ -107,6 +108,13 @@ TEST(DeviceComm, DifferentCallsAreNamed) {
         comm.start_all_reduce(a.data, rank.host.rank ? 64 : 32, DType::FP32, Traffic::OTHER);  // the last to come finds out
     });
     EXPECT_NE((errors[0] + errors[1]).find("of a group of 2 call different collectives"), std::string::npos) << errors[0] << errors[1];
+}
+
+TEST(DeviceRank, GroupsOnSeveralHostsAreNoted) {
+    EXPECT_EQ(note_of_split_groups({"a", "a", "b", "b"}, 2), "");
+    EXPECT_EQ(note_of_split_groups({"a", "b"}, 1), "");
+    expect_parts(note_of_split_groups({"a", "a", "a", "b", "b", "b", "b", "b"}, 2), {"the 2 tensor-parallel ranks from rank 2 on", "(a, b)", "HINT"});
+    expect_parts(note_of_split_groups({"a", "a", "b", "b"}, 4), {"the 4 tensor-parallel ranks from rank 0 on"});
 }
 
 }  // namespace device_comms_test

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(THREADS) sum_over_ranks_kernel(const __grid_co
     const int owner = blockIdx.y;
     const Range part = arrays.parts[owner];
     const auto at = [&](int r, i64 i) { return (X*)arrays.data[r] + part.begin + i; };
-    flat_loop<W>(part.size(), [&](i64 i, auto width) {
+    flat_loop<W>(part.end - part.begin, [&](i64 i, auto width) {
         Floats<width> sum = load<width>(at(0, i));
         for (int r = 1; r < arrays.ranks; r++) { sum += load<width>(at(r, i)); }
         for (int r = to_all ? 0 : owner; r < (to_all ? arrays.ranks : owner + 1); r++) { store(at(r, i), sum); }
@@ -28,7 +28,7 @@ template <typename Unit>
 __global__ void __launch_bounds__(THREADS) copy_over_ranks_kernel(const __grid_constant__ RankArrays arrays) {
     const int owner = blockIdx.y;
     const Range part = arrays.parts[owner];
-    flat_loop<1>(part.size(), [&](i64 i, auto) {
+    flat_loop<1>(part.end - part.begin, [&](i64 i, auto) {
         const Unit unit = ((const Unit*)arrays.data[owner])[part.begin + i];
         for (int r = 0; r < arrays.ranks; r++) {
             if (r != owner) { ((Unit*)arrays.data[r])[part.begin + i] = unit; }
