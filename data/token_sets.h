@@ -63,9 +63,9 @@ inline void check_tokenizer(const SideFile& side, const Tokenizer& tokenizer) {
           tokenizer.file.c_str(), wanted.c_str(), tokenizer.hash.c_str());
 }
 
-inline Known what_is_known(const LookOptions& options, const TokenFile& file, Tokenizers& tokenizers) {
+inline Known what_is_known(const LookOptions& options, std::optional<SideFile> side, Tokenizers& tokenizers) {
     Known known;
-    known.side = find_side_file(file.path(), file.tokens());
+    known.side = std::move(side);
     const TokenSetInfo* info = known.side ? known.side->info.get() : nullptr;
     if (!options.tokenizer.empty()) {
         known.tokenizer = tokenizers.load(options.tokenizer);
@@ -81,6 +81,10 @@ inline Known what_is_known(const LookOptions& options, const TokenFile& file, To
         known.end_id = known.tokenizer->eos_id;
     }
     return known;
+}
+
+inline Known what_is_known(const LookOptions& options, const TokenFile& file, Tokenizers& tokenizers) {
+    return what_is_known(options, find_side_file(file.path(), file.tokens()), tokenizers);
 }
 
 // The tokenizer given, else the one that the side file names, if that is to be had.

@@ -16,7 +16,7 @@ inline std::string verify_file(const LookOptions& options, const std::string& pa
     const auto side = find_side_file(file.path());
     check(!side || side->shard.tokens == tokens, "'%s' has %lld tokens, wanted the %lld that '%s' says", path.c_str(), (long long)tokens,
           (long long)(side ? side->shard.tokens : 0), side ? side->path.c_str() : "");
-    const Known known = what_is_known(options, file, tokenizers);
+    const Known known = what_is_known(options, side, tokenizers);
     ReadingProgress progress(path, tokens);
     int32_t largest = -1;
     for_each_piece(file, known, [&](std::span<const int32_t> ids, bool) {
