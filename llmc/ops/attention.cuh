@@ -463,7 +463,7 @@ __global__ void __launch_bounds__(BackwardCut<X, WIDTH>::THREADS)
     UNROLL
     for (int r = 0; r < 2 * M; r++) {
         const int row = first + lane_row(r);
-        row_lse[r] = row < rows ? lse[row0 + row] * LOG2_E : INFINITY;  // no probability where there is no query
+        row_lse[r] = row < rows ? lse[row0 + row] * LOG2_E : 0.0f;
         row_D[r] = row < rows ? D[row0 + row] : 0.0f;
     }
     Sums<M, WIDTH / 8> sum = {};
@@ -511,7 +511,7 @@ __global__ void __launch_bounds__(BackwardCut<X, WIDTH>::THREADS, 2)
         const int column = threadIdx.x;
         if (column < COLUMNS) {
             float* stats = stage_stats + stage * 2 * COLUMNS;
-            stats[column] = column < count ? lse[row0 + column] * LOG2_E : INFINITY;  // no probability where there is no query
+            stats[column] = column < count ? lse[row0 + column] * LOG2_E : 0.0f;  // where there is no query, q and do are zero: all is
             stats[COLUMNS + column] = column < count ? D[row0 + column] : 0.0f;
         }
     };
