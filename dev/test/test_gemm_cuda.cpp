@@ -60,6 +60,7 @@ void test_products() {
     for (const Sizes& sizes : Vec<Sizes>{{1, 1, 1, 0, 0},
                                          {1, 70, 131, 0, 0},  // one token
                                          {3, 17, 5, 0, 1},
+                                         {8, 8, 8, 0, 0},    // the three products differ in what is transposed, in nothing else
                                          {8, 32, 16, 8, 0},  // all aligned
                                          {8, 32, 16, 8, 4},
                                          {7, 33, 65, 3, 0},
@@ -142,7 +143,7 @@ TEST(GemmCuda, NothingIsFusedWhereTheLibraryCannot) {
 
 // The two blocks of the partial channel reduce, at every Ck: weights begin at any address, the gradient's blocks lie side by side.
 TEST(GemmCuda, BlocksOfThePartialReduce) {
-    const i64 N = 5, K = 24, C = 19;
+    const i64 N = 5, K = 24, C = 20;  // Ck = 10: two products that differ in the result's type, in nothing else
     const auto in = random_values<bf16>(N * K, 1), weight = random_values<bf16>(C * K, 2), dx = random_values<bf16>(N * C, 3);
     for (i64 Ck = 1; Ck < C; Ck++) {
         Side side{true};
