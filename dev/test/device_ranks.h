@@ -82,8 +82,9 @@ template <typename X>
 void expect_same(Rank& rank, Comm& comm, i64 count, int seed, const std::function<void(Comm&, X*)>& exchange, const std::string& what) {
     Vec<X> wanted = start_values<X>(count, rank.host.rank, seed);
     Array<X> found(wanted, rank.run);
-    const CommStats before = rank.host.stats, before_device = comm.stats;
+    const CommStats before_device = comm.stats;
     exchange(comm, found.data);
+    const CommStats before = rank.host.stats;  // some communicators use the host's
     exchange(rank.host, wanted.data());
     EXPECT_TRUE(same_bits(found.values(), wanted)) << what << ", rank " << rank.host.rank;
     for (int t = 0; t < (int)Traffic::COUNT; t++) {
