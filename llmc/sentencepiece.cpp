@@ -11,9 +11,8 @@ namespace {
 class SentencePieceTokenizer : public Tokenizer {
 public:
     SentencePieceTokenizer(const std::string& path, const std::string& model) {
-        const auto status = processor_.LoadFromSerializedProto(absl::string_view(model.data(), model.size()));
-        check(status.ok(), "tokenizer '%s' is not a whole SentencePiece model: %s\nHINT: copy it again", path.c_str(),
-              sentencepiece_reason(status.message()).c_str());
+        const std::string problem = load_problem(model);
+        check(problem.empty(), "tokenizer '%s' is not a whole SentencePiece model: %s\nHINT: copy it again", path.c_str(), problem.c_str());
         kind = "sentencepiece";
         bos_id = processor_.bos_id();
         eos_id = processor_.eos_id();
@@ -60,6 +59,18 @@ protected:
     }
 
 private:
+    // Loads the model; "" if that is well. Of some pieces, such as one that begins with a NUL, the library throws.
+    std::string load_problem(const std::string& model) {
+        try {
+            const auto status = processor_.LoadFromSerializedProto(absl::string_view(model.data(), model.size()));
+            return status.ok() ? "" : sentencepiece_reason(status.message());
+        } catch (const std::exception& e) {
+            const std::string_view message = e.what(), mark = "exception: ";
+            const size_t at = message.rfind(mark);
+            return std::string(at == std::string_view::npos ? message : message.substr(at + mark.size()));
+        }
+    }
+
     // It takes up to some 200 bytes of memory per byte of text: where each is an id.
     static constexpr size_t MOST_FOR_LIBRARY = 2 << 20;
 

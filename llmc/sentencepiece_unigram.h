@@ -13,7 +13,9 @@
 class SentencePieceUnigram {
 public:
     static bool can_encode(const SentencePieceModel& model) {
-        return model.model_type == SentencePieceModel::UNIGRAM && model.pieces.size() > 0 && is_plain(model);
+        const auto has_nul = [](const auto& piece) { return piece.text.find('\0') != std::string_view::npos; };  // ends it there
+        return model.model_type == SentencePieceModel::UNIGRAM && is_plain(model) &&
+               std::none_of(model.pieces.begin(), model.pieces.end(), has_nul);
     }
 
     SentencePieceUnigram(const SentencePieceModel& model, int unknown_id)

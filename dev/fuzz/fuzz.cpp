@@ -10,6 +10,7 @@
 #include "data/documents.h"
 #include "dev/test/small_model.h"
 #include "llmc/dataloader.h"
+#include "llmc/sentencepiece_unigram.h"
 
 namespace {
 
@@ -169,7 +170,16 @@ void use(const Tokenizer& tokenizer) {
     }
     for (i64 id = 0; id < tokenizer.vocab_size(); id++) { tokenizer.decode({(int32_t)id}); }
 }
-void sentencepiece(std::string_view bytes) { use(*load_tokenizer(write("t.model", bytes))); }
+void sentencepiece(std::string_view bytes) {
+    const auto tokenizer = load_tokenizer(write("t.model", bytes));
+    use(*tokenizer);
+    const auto model = parse_sentencepiece_model(bytes);  // long texts go another way, which must lead to the same place
+    if (!model || (i64)model->pieces.size() != tokenizer->vocab_size() || !SentencePieceUnigram::can_encode(*model)) { return; }
+    const SentencePieceUnigram unigram(*model, tokenizer->unknown_id);
+    for (const std::string text : {"the earth  was", "\n\tab\xC3\xA9\xE6\x97\xA5\xFF", " <s>aaaa "}) {
+        promise(unigram.encode(text) == tokenizer->encode(text), "ids are the library's");
+    }
+}
 // vocab.json, then merges.txt.
 void gpt2(std::string_view bytes) {
     const std::vector<std::string_view> files = parts(bytes);

@@ -526,6 +526,11 @@ TEST_F(TokenizerTest, BrokenModelsAreRefusedOrWork) {
         if (parsed && SentencePieceBpe::can_encode(*parsed)) { SentencePieceBpe(*parsed, 0).encode("the earth"); }
     }
     EXPECT_GT(refused, 100);
+    ModelMaker maker;
+    maker.type = SentencePieceModel::UNIGRAM;
+    for (const std::string text : {"a", "b", "\xE2\x96\x81"}) { maker.pieces.push_back({text, -1}); }
+    maker.pieces.back().text = std::string("\0a", 2);  // empty to the library's trie, which throws
+    EXPECT_SAYS(failure_of([&] { make_sentencepiece_tokenizer("x", maker()); }).message, "not a whole SentencePiece model: failed to insert");
 }
 
 // Threads share a tokenizer; more segments than the cache has places for.
