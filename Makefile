@@ -157,6 +157,11 @@ CUDA_HOST := $(addprefix $(SIMT)/,comm_mpi.o comm_nccl.o launch.o flags.o) $(DAT
 train_gpt_simt test_gpt_simt: %_simt: $(SIMT)/%.o $(CUDA_HOST) $(addprefix $(SIMT)/,ops.o $(EMULATOR))
 	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) -rdynamic $^ -o $@ $(filter-out -ldnnl,$(LDLIBS)) -lsentencepiece -lxxhash
 simt: train_gpt_simt test_gpt_simt
+# The calls of a step again, timed: dev/gpu_check.sh.
+$(SIMT)/step_ops.o: dev/roofline/step_ops.cpp $(BUILD)/traced_ops.h $(BUILD)/flags.txt | $(SIMT)
+	$(CXX) $(SIMT_FLAGS) -O0 -I$(BUILD) -c $< -o $@
+$(SIMT)/step_ops: $(SIMT)/step_ops.o $(CUDA_HOST) $(addprefix $(SIMT)/,ops.o $(EMULATOR))
+	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) -rdynamic $^ -o $@ $(filter-out -ldnnl,$(LDLIBS)) -lsentencepiece -lxxhash
 
 # The kernels by nvcc. What ptxas says of each goes to a log; the report fails where registers are spilled.
 CUDA_ARCHS ?= 90
@@ -188,9 +193,12 @@ ifneq ($(word 2,$(ARCH)),)
 $(CUDA_OPS): llmc/ops.cu $(KERNEL_HEADERS) | $(BUILD)/cuda
 	$(CUDA)/bin/nvcc $(filter-out -Xptxas -v,$(NVCCFLAGS)) $(foreach arch,$(ARCH),-gencode arch=compute_$(arch),code=sm_$(arch)) -c $< -o $@
 endif
+LINK_CUDA = $(CXX) $(filter-out -fopenmp,$(LDFLAGS)) $(^:.log=.o) -o $@ $(filter-out -ldnnl,$(LDLIBS)) -lsentencepiece -lxxhash \
+  -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcudart -lcublasLt $(WITH_NCCL:%=-lnccl)
 train_gpt_cuda test_gpt_cuda: %_cuda: $(SIMT)/%.o $(CUDA_HOST) $(CUDA_OPS)
-	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) $(^:.log=.o) -o $@ $(filter-out -ldnnl,$(LDLIBS)) -lsentencepiece -lxxhash \
-	  -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcudart -lcublasLt $(WITH_NCCL:%=-lnccl)
+	$(LINK_CUDA)
+$(BUILD)/cuda/step_ops: $(SIMT)/step_ops.o $(CUDA_HOST) $(CUDA_OPS)
+	$(LINK_CUDA)
 cuda: train_gpt_cuda test_gpt_cuda
 
 test:

@@ -208,8 +208,8 @@ def collect(stages, side, out):
     result['tp8_losses'] = finite_losses(os.path.join(out, 'tp8.jsonl'))
     stages.check('tp8', len(result['tp8_losses']) >= 3, f'losses {result["tp8_losses"]}')
     log = os.path.join(out, 'decode.log')
-    spoken = re.search(r'\[(\d+) tokens, ([\d.]+) tokens/s', open(log, errors='replace').read()) if os.path.exists(log) else None
-    result['decode_tokens_per_second'] = float(spoken.group(2)) if spoken else None
+    spoken = re.search(r'\[(\d+) tokens, ([\d.]+) tokens/s after the first, which took ([\d.]+) s', open(log, errors='replace').read()) if os.path.exists(log) else None
+    result['decode_tokens_per_second'], result['first_token_seconds'] = (float(spoken.group(2)), float(spoken.group(3))) if spoken else (None, None)
     stages.check('decode', spoken and int(spoken.group(1)) == what['generate'], 'the tokens that were asked for did not come')
     result['stages'] = stages.done
     return result
@@ -227,7 +227,7 @@ def write_report(result, out):
     if result['trainer']:
         lines.append(f'{"the trainer, 130m" if result["peaks"] else "the trainer":<34}{result["trainer"]["tokens_per_second"]:>14,.0f}{percent(result["trainer"]["share_of_peak"]):>9}')
     if result['decode_tokens_per_second'] is not None:
-        lines.append(f'{"decode, one sequence":<34}{result["decode_tokens_per_second"]:>14,.1f}')
+        lines.append(f'{"decode, one sequence":<34}{result["decode_tokens_per_second"]:>14,.1f}   first token after {result["first_token_seconds"]} s')
     for model, rows in result['ops'].items():
         lines += ['', f'{model:<34}{"calls":>6}{"ms each":>10}{"ms":>9}{"TFLOP/s":>9}{"GB/s":>8}{"of roof":>9}']
         lines += [f'{r["op"]:<34}{r["calls"]:>6}{r["ms"]:>10.4f}{r["sum_ms"]:>9.2f}{r["tflops"]:>9.1f}{r["gb_per_s"]:>8.0f}{percent(r.get("share_of_roof")):>9}' for r in rows]

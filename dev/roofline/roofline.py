@@ -78,6 +78,7 @@ COSTS = {
     'norm_apply': lambda c: moved(c['N'] * (c['C'] * 2 * x(c, 'x') + x(c, 'rstd') + x(c, 'mean'))),
     'norm_backward': norm_backward,
     'matmul_forward': lambda c: product(c, c['N'] * c['K'] * x(c, 'in'), c['OC'] * c['K'] * x(c, 'weight'), c['N'] * c['OC'] * x(c, 'out')),
+    'matmul_gelu_forward': lambda c: product(c, c['N'] * c['K'] * x(c, 'in'), c['OC'] * c['K'] * x(c, 'weight'), c['N'] * c['OC'] * (x(c, 'u') + x(c, 'h'))),
     'matmul_dgrad': lambda c: product(c, c['N'] * c['OC'] * x(c, 'dout'), c['OC'] * c['K'] * x(c, 'weight'), c['N'] * c['K'] * x(c, 'din') * passes(c)),
     # A bias gradient that is added to has a pass over dout of its own; one that is written is summed in the product.
     'matmul_wgrad': lambda c: product(c, c['N'] * c['OC'] * x(c, 'dout') * (passes(c) if c.get('dbias') else 1), c['N'] * c['K'] * x(c, 'in'),
@@ -97,7 +98,7 @@ COSTS = {
     'classifier_loss': lambda c: moved(c['n'] * (12 * c['T'] + 12)),
     'classifier_backward': lambda c: moved(2 * c['n'] * c['vocab'] * x(c, 'logits')),
     'adamw_update': lambda c: moved(c['count'] * (4 + 16 + 8 + (x(c, 'param') if c['param'] == 'bf16' else 0))),
-    'sum_of_squares': lambda c: moved(c['count'] * x(c, 'data')),
+    'sums_of_squares': lambda c: moved(c['ranges'] * x(c, 'data')),
 }
 
 
@@ -254,7 +255,8 @@ FUSED = {
     'classifier_backward': 'softmax and gradient in place',
     'adamw_update': 'clipping, moments, decay, master and rounded weights',
     'matmul_forward': 'bias, sqrt(T), rounding',
-    'matmul_wgrad': 'sum over micro-batches in fp32',
+    'matmul_gelu_forward': 'bias, GELU (GPT)',
+    'matmul_wgrad': 'sum over micro-batches in fp32, gradient of the bias (GPT)',
 }
 UNFUSED = {
     'swiglu_forward': (2 / 3, 'in the epilogue of the gate and up product: gate and up would not be read again'),

@@ -20,6 +20,7 @@
 #include "llmc/checkpoint_load.h"
 #include "llmc/checkpoint_save.h"
 #include "llmc/dataloader.h"
+#include "llmc/device_rank.h"
 #include "llmc/flags.h"
 #include "llmc/huggingface_export.h"
 #include "llmc/init.h"
@@ -99,6 +100,9 @@ inline json value(bool b) { return b; }
 inline json value(i64 n) { return n; }
 inline json value(float x) { return x; }
 inline json value(Range r) { return r.size(); }
+inline json value(const std::vector<Range>& ranges) {
+    return std::accumulate(ranges.begin(), ranges.end(), (i64)0, [](i64 sum, Range r) { return sum + r.size(); });
+}
 inline json value(DType t) { return dtype_name(t); }
 inline json value(GradMode mode) { return mode == GradMode::ADD ? "add" : "write"; }
 inline json value(NormKind kind) { return kind.rms ? "rms" : "layer"; }
@@ -157,8 +161,7 @@ void plausible_weights(const Tensor& t, float* values) {
 }
 
 template <typename X>
-void trace_step(const Options& o, Ranks& ranks) {
-    Run run = make_run(o.threads, 1);
+void trace_step(const Options& o, Ranks& ranks, Run& run) {
     Trainer<X> trainer(o, ranks, run, true);
     trainer.allocate();
     std::vector<int32_t> windows(o.global_batch / o.dp * (o.seq + 1));
@@ -182,15 +185,21 @@ void trace_step(const Options& o, Ranks& ranks) {
 }
 
 int trace(const Options& o) {
-    const auto of_type = [&](Ranks& ranks) {
-        o.dtype == "fp32" ? trace_step<float>(o, ranks) : trace_step<bf16>(o, ranks);
+    const auto of_type = [&](Ranks& ranks, Run& run) {
+        o.dtype == "fp32" ? trace_step<float>(o, ranks, run) : trace_step<bf16>(o, ranks, run);
         for (const json& call : traced::calls) { printf("%s\n", call.dump().c_str()); }
         return EXIT_OK;
     };
-    if (traced::make_calls) { return launch(1, 1, of_type); }
+    if (traced::make_calls) {
+        return launch(1, 1, [&](Ranks& host) {
+            DeviceRank rank(host, o.threads);
+            return of_type(rank.ranks, rank.run);
+        });
+    }
     traced::TracedComm world("world", o.tp * o.dp), tp("tp", o.tp), dp("dp", o.dp);
     Ranks ranks = {&world, &tp, &dp, 1};
-    return of_type(ranks);
+    Run run = planning_run();
+    return of_type(ranks, run);
 }
 
 int main(int argc, char** argv) {

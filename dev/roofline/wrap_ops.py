@@ -5,14 +5,16 @@ which notes the call with its arguments and then makes it, and a macro that send
 import re
 import sys
 
-DECLARATION = re.compile(r'(template <[^>]*>\s*)?([\w:]+)\s+(\w+)\(([^;]*)\);')
+DECLARATION = re.compile(r'(template <[^>]*>\s*)?([\w:<>]+)\s+(\w+)\(([^;]*)\);')
+# What an op that is not made gives instead.
+RESULTS = {'double': '1.0', 'std::vector<double>': 'std::vector<double>(ranges.size(), 1.0)'}
 
 
 def wrapper(template, result, name, arguments):
     names = [re.search(r'(\w+)$', argument.strip()).group(1) for argument in arguments.split(',')]
     fields = ', '.join(f'{{"{n}", traced::value({n})}}' for n in names if n != 'run')
     call = f'BACKEND::{name}({", ".join(names)})'
-    body = f'return call.made() ? {call} : 1.0;' if result == 'double' else f'if (call.made()) {{ {call}; }}'
+    body = f'if (call.made()) {{ {call}; }}' if result == 'void' else f'return call.made() ? {call} : {RESULTS[result]};'
     return (f'{template or "inline "}{result} {name}({" ".join(arguments.split())}) {{\n'
             f'    const Call call(run, "{name}", [&] {{ return json{{{fields}}}; }});\n    {body}\n}}\n')
 

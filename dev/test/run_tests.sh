@@ -106,7 +106,7 @@ suite 'workings of gpu_check' dev/test/test_gpu_check.py
 
 # The CUDA build.
 if [ "$headers" ]; then
-    build 'the CUDA build for the emulator' simt simt_tests kernels_lab
+    build 'the CUDA build for the emulator' simt simt_tests kernels_lab build/simt/step_ops
     gtest 'emulator, and kernels in it' build/simt/tests
     one 'kernel experiments' build/simt/lab 64 96
     for flags in '' '--recompute 2 --zero 1' '--recompute 0 --dtype bf16'; do
@@ -119,11 +119,12 @@ if [ "$headers" ]; then
         [ ! -d "$dir" ] || one "$dir in the emulator" ./test_gpt_simt --golden "$dir" --init-from $model/hf --batch $model/golden/batch_4x65.i32
     done
     suite 'end to end, the CUDA build in the emulator' dev/test/e2e_simt.py
+    one 'gpu_check.sh, in the emulator' dev/gpu_check.sh --simt --no-build
 else
     say "SKIPPED: the CUDA build in the emulator: no CUDA headers in $cuda (make CUDA=folder names another)"
 fi
 if [ -x "$cuda/bin/nvcc" ]; then
-    build 'the CUDA build by nvcc' kernels cuda
+    build 'the CUDA build by nvcc' kernels cuda build/cuda/tests build/cuda/step_ops build/cuda/lab
 else
     say "SKIPPED: the CUDA build by nvcc: there is none in $cuda"
 fi

@@ -76,7 +76,7 @@ def test_a_timeline_by_hand(d):
     h100 = DEVICES['h100']
 
     def work(ms):
-        return dict(op='sum_of_squares', data='fp32', count=ms * 1e-3 * h100.bandwidth / 4)
+        return dict(op='sums_of_squares', data='fp32', ranges=ms * 1e-3 * h100.bandwidth / 4)
 
     def exchange(number, ms):
         return dict(start=number, bytes=(ms * 1e-3 - roofline.LATENCY) * h100.nvlink)
