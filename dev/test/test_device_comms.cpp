@@ -101,6 +101,17 @@ TEST(DeviceComm, ExposedIsWhatTheStreamWaited) {
               Vec<std::string>(2));
 }
 
+TEST(DeviceComm, TimesAreLookedAtWhereNobodyAsks) {
+    EXPECT_EQ(run_ranks_on(1, 2,
+                           [](Rank& rank) {
+                               LocalDeviceComm comm(rank.host, rank.run);
+                               Array<float> a(Vec<float>(1), rank.run);
+                               for (int i = 0; i < 300; i++) { comm.all_reduce(a.data, 1, DType::FP32, Traffic::OTHER), rank.run.wait(); }
+                               EXPECT_GT(comm.stats.exposed_seconds, 0);
+                           }),
+              Vec<std::string>(2));
+}
+
 TEST(DeviceComm, DifferentCallsAreNamed) {
     const auto errors = run_ranks_on(1, 2, [](Rank& rank) {
         LocalDeviceComm comm(rank.host, rank.run);
