@@ -281,6 +281,7 @@ struct BackwardCut {
     static constexpr int WARPS = WIDTH <= (HALF ? 128 : 64) ? 4 : 2, THREADS = 32 * WARPS, M = HALF && WIDTH <= 64 ? 2 : 1;
     static constexpr int ROWS = 16 * M * WARPS, COLUMNS = WIDTH <= (HALF ? 128 : 64) ? 32 : HALF || WIDTH <= 128 ? 16 : 8;
     static constexpr int LD = tile_ld<X>(WIDTH), PARTS = WIDTH > 128 ? 2 : 1;
+    static constexpr int BLOCKS = HALF && WIDTH == 32 ? 2 : 0;  // a multiprocessor; 0: ptxas decides. The other way round it spills
     static constexpr int BYTES = (2 * ROWS + 4 * COLUMNS) * LD * (int)sizeof(X) + 4 * COLUMNS * (int)sizeof(float);
     static_assert(BYTES <= 99 << 10 && ROWS % COLUMNS == 0);
 };
@@ -488,7 +489,7 @@ __global__ void __launch_bounds__(BackwardCut<X, WIDTH>::THREADS)
 // dk and dv of ROWS keys of one key-value head a block (or of 1/PARTS of their channels): the sums over the group's query heads and their
 // blocks of queries, in order. Probabilities are computed transposed, (keys, queries), so that they are a product's left side.
 template <typename X, int WIDTH>
-__global__ void __launch_bounds__(BackwardCut<X, WIDTH>::THREADS, 2)
+__global__ void __launch_bounds__(BackwardCut<X, WIDTH>::THREADS, BackwardCut<X, WIDTH>::BLOCKS)
     attention_dkv_kernel(X* __restrict__ dk, X* __restrict__ dv, const X* __restrict__ datt, const float* __restrict__ lse,
                          const float* __restrict__ D, const X* __restrict__ q, const X* __restrict__ k, const X* __restrict__ v,
                          AttentionSizes d) {
