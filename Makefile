@@ -8,7 +8,7 @@
 # make cuda         ./train_gpt_cuda ./test_gpt_cuda: the CUDA build by nvcc, for ARCH=90 or a list ('80 90')
 # make simt_tests   build/simt/tests: the CUDA kernels, run by the emulator, against the CPU loops; needs CUDA's headers, no GPU
 # make kernels_lab  build/simt/lab, build/cuda/lab: experiments with kernels (dev/kernels), in the emulator and on a GPU
-# make simt_check   build/check/simt/tests: the same under the checker, which sees every access of every kernel (llmc/simt/checker.h)
+# make simt_check   build/check/simt/tests and test_gpt: the same under the checker, which sees every access of every kernel (llmc/simt/checker.h)
 # make coverage     which lines and calls of the CUDA build the emulator's tests execute (dev/coverage.py)
 # make kernels      nvcc compiles the kernels for CUDA_ARCHS; registers, shared memory and spills of each (a spill is an error)
 # make clean
@@ -112,16 +112,15 @@ endif
 SIMT_KERNELS := -include llmc/simt/simt.h -x c++
 # SIMT_CHECK=1: with the checker, whose own functions stand in for those of the thread sanitizer.
 ifeq ($(SIMT_CHECK),1)
-  SIMT_FLAGS += -DSIMT_CHECK
   SIMT_CHECKER := checker.o
-  INSTRUMENT := -O2 -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -Wno-tsan
+  INSTRUMENT := -DSIMT_CHECK -O2 -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -Wno-tsan
 endif
 EMULATOR := simt.o runtime.o $(SIMT_CHECKER) cublaslt.o $(WITH_NCCL:%=nccl.o)
 $(SIMT)/tests: $(addprefix $(SIMT)/,$(EMULATOR) comm_nccl.o ops.o product.o test_simt.o test_kernels.o test_attention_kernels.o \
                                     test_gemm_cuda.o $(WITH_NCCL:%=test_nccl.o) test_device_comms.o $(SIMT_CHECKER:%=test_%))
 	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) -rdynamic $^ -o $@ -lgtest -lgtest_main
 $(SIMT)/%.o: llmc/simt/%.cpp $(BUILD)/flags.txt | $(SIMT)
-	$(CXX) $(SIMT_FLAGS) -c $< -o $@
+	$(CXX) $(SIMT_FLAGS) $(SIMT_CHECKER:%.o=-DSIMT_CHECK) -c $< -o $@
 $(SIMT)/ops.o: llmc/ops.cu $(BUILD)/flags.txt | $(SIMT)
 	$(CXX) $(SIMT_FLAGS) -O1 $(SIMT_KERNELS) $(INSTRUMENT) -c $< -o $@
 $(SIMT)/%.o: dev/test/%.cu $(BUILD)/flags.txt | $(SIMT)
@@ -131,18 +130,20 @@ $(addprefix $(SIMT)/,test_simt.o test_checker.o): $(SIMT)/%.o: dev/test/%.cpp $(
 $(SIMT)/%.o: dev/test/%.cpp $(BUILD)/flags.txt | $(SIMT)
 	$(CXX) $(SIMT_FLAGS) $(COLD) $(INSTRUMENT) -c $< -o $@
 $(SIMT)/%.o: llmc/%.cpp $(BUILD)/flags.txt | $(SIMT)
-	$(CXX) $(SIMT_FLAGS) $(COLD) $(INSTRUMENT) $(MPI_CFLAGS) -c $< -o $@
+	$(CXX) $(SIMT_FLAGS) $(COLD) $(MPI_CFLAGS) -c $< -o $@
 $(SIMT)/train_gpt.o $(SIMT)/test_gpt.o: $(SIMT)/%.o: %.cu $(BUILD)/flags.txt | $(SIMT)
-	$(CXX) $(SIMT_FLAGS) $(COLD) $(INSTRUMENT) -x c++ -c $< -o $@
+	$(CXX) $(SIMT_FLAGS) $(COLD) -x c++ -c $< -o $@
 $(SIMT):
 	mkdir -p $@
 simt_tests: $(SIMT)/tests
 simt_check:
-	$(MAKE) BUILD=build/check SIMT_CHECK=1 build/check/simt/tests
+	$(MAKE) BUILD=build/check SIMT_CHECK=1 build/check/simt/tests build/check/simt/test_gpt
 coverage:
-	$(MAKE) BUILD=build/coverage COVERAGE=1 build/coverage/simt/tests
+	$(MAKE) BUILD=build/coverage COVERAGE=1 build/coverage/simt/tests build/coverage/simt/test_gpt
 	rm -f build/coverage/simt/*.gcda
 	build/coverage/simt/tests --gtest_brief=1
+	build/coverage/simt/test_gpt
+	SIMT_DEVICES=4 build/coverage/simt/test_gpt --recompute 2 --zero 1 --dtype bf16
 	dev/coverage.py build/coverage/simt
 # Kernel experiments (dev/kernels).
 $(SIMT)/%.o: dev/kernels/%.cu $(BUILD)/flags.txt | $(SIMT)
@@ -154,8 +155,10 @@ $(SIMT)/lab: $(addprefix $(SIMT)/,simt.o runtime.o residual_norm.o lab.o)
 
 # The programs of the CUDA build, with the emulator in the place of CUDA's libraries.
 CUDA_HOST := $(addprefix $(SIMT)/,comm_mpi.o comm_nccl.o launch.o flags.o) $(DATA_OBJECTS)
-train_gpt_simt test_gpt_simt: %_simt: $(SIMT)/%.o $(CUDA_HOST) $(addprefix $(SIMT)/,ops.o $(EMULATOR))
+$(SIMT)/train_gpt $(SIMT)/test_gpt: %: %.o $(CUDA_HOST) $(addprefix $(SIMT)/,ops.o $(EMULATOR))
 	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) -rdynamic $^ -o $@ $(filter-out -ldnnl,$(LDLIBS)) -lsentencepiece -lxxhash
+train_gpt_simt test_gpt_simt: %_simt: $(SIMT)/%
+	ln -f $< $@
 simt: train_gpt_simt test_gpt_simt
 # The calls of a step again, timed: dev/gpu_check.sh.
 $(SIMT)/step_ops.o: dev/roofline/step_ops.cpp $(BUILD)/traced_ops.h $(BUILD)/flags.txt | $(SIMT)

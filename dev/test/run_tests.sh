@@ -7,7 +7,8 @@
 # 4. the CUDA build run by the emulator: its kernels against the CPU loops, the whole trainer against goldens and the CPU build; compiled by nvcc.
 #    Both need NVIDIA's toolkit, and it is said where they are skipped
 # 5. the same unit tests under the address and undefined-behaviour sanitizers, the in-process ranks under the thread sanitizer
-# 6. every parser of foreign files, fed with anything for a moment (dev/fuzz/run.sh)
+# 6. the kernels and the goldens under the emulator's checker: every access, races, what was never written
+# 7. every parser of foreign files, fed with anything for a moment (dev/fuzz/run.sh)
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 passed=0 failed=0
@@ -64,13 +65,16 @@ scripts/install.sh build test || exit 1
 build 'programs and unit tests' all unit_tests build/step_ops
 
 # Meanwhile: the same under sanitizers. Plain loops for the products: the library's own threads and code would be reported, not ours.
-rm -f build/address.done build/thread.done
+rm -f build/address.done build/thread.done build/check.done
 cuda=${CUDA:-/usr/local/cuda}
 headers=$([ -e "$cuda/include/cuda_runtime.h" ] && echo yes || true)
 sanitized() {  # folder, -fsanitize=, programs
     nice make -j"$jobs" SANITIZE="$2" GEMM=plain MPI=0 BUILD="build/$1" ${3//@/build/$1} > "build/$1.log" 2>&1 && touch "build/$1.done"
 }
-(sanitized address address,undefined "@/unit_tests @/test_comm @/test_launch${headers:+ @/simt/tests}"; sanitized thread thread '@/rank_tests @/test_comm @/test_launch'; nice dev/fuzz/run.sh 0) &
+checked() {  # the kernels under the checker
+    [ -z "$headers" ] || { nice make -j"$jobs" WERROR=1 simt_check > build/check.log 2>&1 && touch build/check.done; }
+}
+(sanitized address address,undefined "@/unit_tests @/test_comm @/test_launch${headers:+ @/simt/tests}"; sanitized thread thread '@/rank_tests @/test_comm @/test_launch'; checked; nice dev/fuzz/run.sh 0) &
 
 gtest 'unit tests' build/unit_tests
 gtest 'collectives' build/test_comm
@@ -145,6 +149,13 @@ for sanitizer in address thread; do
     gtest "collectives, $sanitizer" "$folder/test_comm"
     gtest "launch, $sanitizer" "$folder/test_launch"
 done
+
+if [ "$headers" ]; then
+    cp build/check.log build/last.log
+    if [ -f build/check.done ]; then verdict 1 0 'build the checker'; else verdict 0 1 'build the checker'; fi
+    gtest 'kernels under the checker' build/check/simt/tests
+    one 'goldens under the checker' build/check/simt/test_gpt
+fi
 
 one 'fuzz targets, two seconds each' dev/fuzz/run.sh 2
 
