@@ -155,6 +155,7 @@ if [ "$headers" ]; then
     if [ -f build/check.done ]; then verdict 1 0 'build the checker'; else verdict 0 1 'build the checker'; fi
     gtest 'kernels under the checker' build/check/simt/tests
     one 'goldens under the checker' build/check/simt/test_gpt
+    SIMT_DEVICES=4 one 'goldens under the checker, a GPU for each rank' build/check/simt/test_gpt --recompute 2 --zero 1 --dtype bf16
 fi
 
 one 'fuzz targets, two seconds each' dev/fuzz/run.sh 2
