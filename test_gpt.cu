@@ -187,7 +187,7 @@ int test_golden(const std::string& dir, const std::string& hf, const std::string
     finish_model(o.shape);
     check_split(o.shape, o.tp, o.sync_factor);
     return launch(o.tp, 1, [&](Ranks& host) {
-        DeviceRank rank(host, o.threads);
+        DeviceRank rank(host, o.threads, o.comm_timeout);
         const Verdict v = dtype == "bf16" ? compare<bf16>(o, rank.ranks, rank.run, dir, golden, batch) : compare<float>(o, rank.ranks, rank.run, dir, golden, batch);
         if (host.world->rank == 0) {
             printf("%s %s T=%d p=%g %s:%s\n", v.passed ? "ok  " : "FAIL", dir.c_str(), o.tp, o.sync_factor, dtype.c_str(), v.text.c_str());

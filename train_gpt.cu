@@ -1183,7 +1183,7 @@ int run_ranks(const Options& options) {
     return launch(options.tp, options.dp, [&](Ranks& host) {
         Options o = options;
         o.dp = host.dp->size;
-        DeviceRank rank(host, o.threads);
+        DeviceRank rank(host, o.threads, o.comm_timeout);
         if (o.dtype == "bf16") { return o.uses_a_model() ? use<bf16>(o, rank.ranks, rank.run) : train<bf16>(o, rank.ranks, rank.run, sets); }
         return o.uses_a_model() ? use<float>(o, rank.ranks, rank.run) : train<float>(o, rank.ranks, rank.run, sets);
     });

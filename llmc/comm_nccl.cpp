@@ -63,7 +63,7 @@ private:
 
     [[noreturn]] void give_up(const std::string& reason) {
         ncclCommAbort(std::exchange(comm_, nullptr));
-        die("NCCL: %s\nHINT: did another rank fail, or hang? NCCL_DEBUG=INFO tells more", reason.c_str());
+        die("NCCL: %s\nHINT: did another rank fail, or hang? NCCL_DEBUG=INFO tells more; --comm-timeout gives it more time", reason.c_str());
     }
 
     void enqueue(int slot, const Exchange& exchange) override {

@@ -13,7 +13,6 @@ extern const bool BUILT;  // false: group() dies
 // The group of the ranks of `host`. All of them call it, each with its device current. Both arguments outlive the group.
 // poll() throws where NCCL has lost a rank or its network, or where an exchange has not ended `timeout` seconds after its start: nothing
 // that is under way would ever end then.
-constexpr double TIMEOUT = 600;
-std::unique_ptr<DeviceComm> group(Comm& host, Run& run, double timeout = TIMEOUT);
+std::unique_ptr<DeviceComm> group(Comm& host, Run& run, double timeout);
 
 }  // namespace nccl

@@ -1,7 +1,7 @@
 // device_rank.h: one rank of a job on its device: the Run for its kernels, and its groups for arrays where those kernels reach them.
 //
 //   launch(tp, dp, [&](Ranks& host) {
-//       DeviceRank rank(host, threads);
+//       DeviceRank rank(host, threads, comm_timeout);
 //       return train(rank.ranks, rank.run);
 //   });
 //
@@ -19,7 +19,7 @@
 struct DeviceRank {
     Run run;
     Ranks ranks;
-    DeviceRank(const Ranks& host, int threads) : run(make_run(threads, host.ranks_on_host)), ranks(host) { ranks.connect(run); }
+    DeviceRank(const Ranks& host, int threads, double) : run(make_run(threads, host.ranks_on_host)), ranks(host) { ranks.connect(run); }
     DeviceRank(const DeviceRank&) = delete;
 };
 inline Run planning_run() { return Run(1); }
@@ -61,7 +61,8 @@ public:
     Run run;
     Ranks ranks;
 
-    DeviceRank(const Ranks& host, int) : run(choose_gpu(host)), ranks(host) {
+    // A collective of NCCL's that takes longer than comm_timeout seconds ends the run.
+    DeviceRank(const Ranks& host, int, double comm_timeout) : run(choose_gpu(host)), ranks(host), comm_timeout_(comm_timeout) {
         const std::vector<Seat> seats = all_seats(*host.world);
         ranks.ranks_on_device = (int)std::count(seats.begin(), seats.end(), seats[host.world->rank]);
         const bool alone = std::set(seats.begin(), seats.end()).size() == seats.size();
@@ -98,12 +99,13 @@ private:
     }
 
     Comm* add(Comm& host, Kind kind) {
-        if (kind == NCCL) { comms_.push_back(nccl::group(host, run)); }
+        if (kind == NCCL) { comms_.push_back(nccl::group(host, run, comm_timeout_)); }
         else if (kind == LOCAL) { comms_.push_back(std::make_unique<LocalDeviceComm>(host, run)); }
         else { comms_.push_back(std::make_unique<StagedComm>(host, run)); }
         return comms_.back().get();
     }
 
+    const double comm_timeout_;
     std::vector<std::unique_ptr<Comm>> comms_;
 };
 inline Run planning_run() { return Run(NO_GPU); }

@@ -178,6 +178,7 @@ void finish(Options& o) {
     within(o.min_lr, 0, o.lr, "--min-lr");
     at_least(o.decay_steps, 0, "--decay-steps"), at_least(o.wsd_decay, 0, "--wsd-decay"), at_least(o.weight_decay, 0, "--weight-decay");
     within(o.beta1, 0, 0.999999, "--beta1"), within(o.beta2, 0, 0.9999999, "--beta2");
+    if (!(o.comm_timeout > 0)) { usage_error("--comm-timeout is %g: wanted a number of seconds above 0", o.comm_timeout); }
     if (!(o.eps > 0)) { usage_error("--eps is %g: wanted a number above 0", o.eps); }
     at_least(o.clip, 0, "--clip"), at_least(o.skip_spikes, 0, "--skip-spikes");
     for (const auto& [value, flag] : std::initializer_list<std::pair<i64, const char*>>{{o.save_every, "--save-every"}, {o.keep, "--keep"},

@@ -33,6 +33,7 @@ struct Options {
     bool resume = false, dry_run = false;
     i64 save_every = 0, keep = 3, val_every = 0, val_batches = 2, sample_every = 0, insight_every = 0;
     int threads = 0, recompute = 1;
+    double comm_timeout = 600;
     // use
     std::string checkpoint, prompt, tokenizer, export_hf;
     i64 generate = -1;  // -1: not asked
@@ -109,6 +110,7 @@ void visit_flags(Options& o, Visitor&& v) {
     v(g, "--reduce-dtype", o.reduce_dtype, "type on the wire of the partial channel reduce: fp32, bf16 or auto (that of the activations)");
     v(g, "--recompute", o.recompute, "activations computed again in backward instead of kept: 0 none, 1 norms and activation functions, 2 whole blocks");
     v(g, "--threads", o.threads, "CPU threads per host, divided among its ranks; 0: one per core");
+    v(g, "--comm-timeout", o.comm_timeout, "seconds: a collective between GPUs that takes longer ends the run, for a rank hangs");
     v(g, "--dry-run", o.dry_run, "print the header box (parameters, memory, bytes on the wire) and leave; also for models larger than the machine");
     g = "Use of a trained model";
     v(g, "--checkpoint", o.checkpoint, "a checkpoint, or the --out folder that holds some: for --generate, --eval, --export-hf, --info");

@@ -95,6 +95,12 @@ def test_the_box_says_where_it_runs(d):
         expect('GPU 0 (emulated), collectives: ' + words in said, f'not said: {words}\n{said[:1500]}')
 
 
+def test_a_collective_that_does_not_end(d):
+    args = SMALL + make_data(d) + ['--tp', 2, '--steps', 1, '--comm-timeout']
+    refused(args + [1e-6], 1, 'a collective of rank', 'has not ended within 1e-06 s', 'HINT', '--comm-timeout', program=SIMT, env=NCCL)
+    refused(args + [0], 2, '--comm-timeout is 0', program=SIMT, env=NCCL)
+
+
 def test_without_a_gpu(d):
     none = {'SIMT_DEVICES': '0'}
     refused(SMALL + make_data(d) + ['--steps', 1], 1, 'no GPU can be used', 'HINT', program=SIMT, env=none)

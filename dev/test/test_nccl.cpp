@@ -94,7 +94,7 @@ TEST_F(ManyRanks, NcclCommGivesTheSumsOfTheHosts) {
         for (int size : {1, 2, 3, 4}) {
             EXPECT_EQ(run_ranks(size,
                                 [](Rank& rank) {
-                                    const auto comm = nccl::group(rank.host, rank.run);
+                                    const auto comm = nccl::group(rank.host, rank.run, PATIENCE);
                                     try_all_exchanges(rank, *comm);
                                     comm->poll();
                                 }),
@@ -111,7 +111,7 @@ TEST_F(ManyRanks, TwoGroupsOfEachRank) {
                         [&](Rank& rank) {
                             const int r = rank.host.rank;
                             LocalComm row(rows[r / 2], r % 2), column(columns[r % 2], r / 2);
-                            const auto tp = nccl::group(row, rank.run), dp = nccl::group(column, rank.run);
+                            const auto tp = nccl::group(row, rank.run, PATIENCE), dp = nccl::group(column, rank.run, PATIENCE);
                             Array<float> a(Vec<float>(100, 1.0f + (float)r), rank.run), b(Vec<float>(100, 10.0f * (float)r), rank.run);
                             const Comm::Ticket first = tp->start_all_reduce(a.data, 100, DType::FP32, Traffic::TP_LAYERS);
                             dp->wait(dp->start_all_reduce(b.data, 100, DType::FP32, Traffic::DP));
@@ -256,7 +256,7 @@ TEST_F(ManyRanks, ARankThatNeverComes) {
     });
     for (int r : {0, 2}) { expect_parts(errors[r], {"ncclAllReduce of 4 fp32, launch 0 of a group of 3 ranks: rank 1 has not called it"}); }
     const auto never_joins = run_ranks(2, [](Rank& rank) {
-        if (rank.host.rank == 0) { nccl::group(rank.host, rank.run); }
+        if (rank.host.rank == 0) { nccl::group(rank.host, rank.run, PATIENCE); }
         Vec<ncclUniqueId> ids(2);
         if (rank.host.rank == 1) { rank.host.share(&ids[1], ids.data(), sizeof(ids[0])); }
     });
@@ -276,7 +276,7 @@ TEST_F(ManyRanks, ALostRankEndsTheOthersWait) {
                 Bare(rank).all_reduce(64);  // its thread ends
                 return;
             }
-            const auto comm = nccl::group(rank.host, rank.run);
+            const auto comm = nccl::group(rank.host, rank.run, PATIENCE);
             Array<float> a(Vec<float>(64, 1.0f), rank.run);
             comm->all_reduce(a.data, 64, DType::FP32, Traffic::OTHER);
             if (!dies && rank.host.rank == 1) { die("out of luck"); }
@@ -348,7 +348,7 @@ TEST_F(ManyRanks, TwoGroupsInOppositeOrderStandStill) {
 TEST_F(ManyRanks, TwoRanksOnOneDevice) {
     const auto errors = run_ranks(2, [](Rank& rank) {
         cuda_check(cudaSetDevice(2));
-        nccl::group(rank.host, rank.run);
+        nccl::group(rank.host, rank.run, PATIENCE);
     });
     for (const std::string& error : errors) { expect_parts(error, {"are both on device 2: NCCL wants one each"}); }
 }
