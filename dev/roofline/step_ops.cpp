@@ -192,7 +192,7 @@ int trace(const Options& o) {
     };
     if (traced::make_calls) {
         return launch(1, 1, [&](Ranks& host) {
-            DeviceRank rank(host, o.threads);
+            DeviceRank rank(host, o.threads, o.comm_timeout);
             return of_type(rank.ranks, rank.run);
         });
     }

@@ -9,6 +9,8 @@
 
 namespace nccl_test {
 
+constexpr double PATIENCE = 60;  // seconds, for a collective
+
 using namespace device_ranks;
 
 class ManyRanks : public testing::Test {
@@ -346,11 +348,8 @@ TEST_F(ManyRanks, TwoGroupsInOppositeOrderStandStill) {
 }
 
 TEST_F(ManyRanks, TwoRanksOnOneDevice) {
-    const auto errors = run_ranks(2, [](Rank& rank) {
-        cuda_check(cudaSetDevice(2));
-        nccl::group(rank.host, rank.run, PATIENCE);
-    });
-    for (const std::string& error : errors) { expect_parts(error, {"are both on device 2: NCCL wants one each"}); }
+    const auto errors = run_ranks_on(1, 2, [](Rank& rank) { nccl::group(rank.host, rank.run, PATIENCE); });
+    for (const std::string& error : errors) { expect_parts(error, {"are both on device 0: NCCL wants one each"}); }
 }
 
 }  // namespace nccl_test
