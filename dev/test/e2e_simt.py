@@ -85,7 +85,7 @@ def test_checkpoints_and_text_are_the_cpus(d):
     of_cpu, of_gpu = [ok(use[:2] + ['--eval', f'{d}/few.bin', '--seq', 64, '--log', f'{d}/{name}'], program=program) and records(f'{d}/{name}', 'eval')[0]['loss']
                       for name, program in (('eval_cpu', None), ('eval_gpu', SIMT))]
     expect(abs(of_cpu - of_gpu) <= 1e-6 * of_cpu, f'evaluation: {of_cpu} and {of_gpu}')
-    simt(['--resume', '--out', f'{d}/model', '--steps', 32, '--log', f'{d}/log'])  # and on with it
+    simt(['--resume', '--out', f'{d}/model', '--steps', 32, '--val-batches', 1, '--sample-every', 0, '--log', f'{d}/log'])  # and on with it
     expect(records(f'{d}/log')[-1]['step'] == 32, 'the run on the CPU is not gone on with')
 
 
