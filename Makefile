@@ -15,7 +15,7 @@
 #
 # Switches: GEMM=dnnl (oneDNN, a vendor library) or plain (C++ loops: slow, for sanitizers), MPI=1 or 0, SANITIZE=address,undefined or thread,
 # WERROR=1, BUILD=folder for objects, CUDA=/usr/local/cuda, CUDA_ARCHS='80 86 89 90 100 120' (default: 90), NCCL=1 or 0 (default: 1 where
-# its header is). CUDNN=1 is not written yet.
+# its header is), CUDNN=1: make cuda with cuDNN's attention, by the headers of cudnn-frontend in CUDNN_FRONTEND=folder (scripts/cudnn_frontend.sh).
 # Paths are relative, so a checkout in a folder with spaces works.
 
 GEMM ?= dnnl
@@ -106,9 +106,6 @@ SIMT := $(BUILD)/simt
 SIMT_FLAGS = $(filter-out -fopenmp,$(CXXFLAGS)) -DLLMC_CUDA -isystem $(CUDA)/include $(if $(WITH_NCCL),,-DLLMC_NCCL=0)
 NCCL ?= $(if $(wildcard $(CUDA)/include/nccl.h /usr/include/nccl.h),1,0)
 WITH_NCCL := $(filter 1,$(NCCL))
-ifeq ($(CUDNN),1)
-  $(error CUDNN=1: attention by cuDNN is not written yet; leave it out, and attention is our own)
-endif
 SIMT_KERNELS := -include llmc/simt/simt.h -x c++
 # SIMT_CHECK=1: with the checker, whose own functions stand in for those of the thread sanitizer.
 ifeq ($(SIMT_CHECK),1)
@@ -116,7 +113,7 @@ ifeq ($(SIMT_CHECK),1)
   INSTRUMENT := -DSIMT_CHECK -O2 -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -Wno-tsan
 endif
 EMULATOR := simt.o runtime.o $(SIMT_CHECKER) cublaslt.o $(WITH_NCCL:%=nccl.o)
-$(SIMT)/tests: $(addprefix $(SIMT)/,$(EMULATOR) comm_nccl.o ops.o product.o test_simt.o test_kernels.o test_attention_kernels.o \
+$(SIMT)/tests: $(addprefix $(SIMT)/,$(EMULATOR) comm_nccl.o attention_cudnn.o ops.o product.o test_simt.o test_kernels.o test_attention_kernels.o \
                                     test_gemm_cuda.o $(WITH_NCCL:%=test_nccl.o) test_device_comms.o $(SIMT_CHECKER:%=test_%))
 	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) -rdynamic $^ -o $@ -lgtest -lgtest_main
 $(SIMT)/%.o: llmc/simt/%.cpp $(BUILD)/flags.txt | $(SIMT)
@@ -155,7 +152,7 @@ $(SIMT)/lab: $(addprefix $(SIMT)/,simt.o runtime.o residual_norm.o lab.o)
 
 # The programs of the CUDA build, with the emulator in the place of CUDA's libraries.
 CUDA_HOST := $(addprefix $(SIMT)/,comm_mpi.o comm_nccl.o launch.o flags.o) $(DATA_OBJECTS)
-$(SIMT)/train_gpt $(SIMT)/test_gpt: %: %.o $(CUDA_HOST) $(addprefix $(SIMT)/,ops.o $(EMULATOR))
+$(SIMT)/train_gpt $(SIMT)/test_gpt: %: %.o $(CUDA_HOST) $(addprefix $(SIMT)/,attention_cudnn.o ops.o $(EMULATOR))
 	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) -rdynamic $^ -o $@ $(filter-out -ldnnl,$(LDLIBS)) -lsentencepiece -lxxhash
 train_gpt_simt test_gpt_simt: %_simt: $(SIMT)/%
 	ln -f $< $@
@@ -163,8 +160,12 @@ simt: train_gpt_simt test_gpt_simt
 # The calls of a step again, timed: dev/gpu_check.sh.
 $(SIMT)/step_ops.o: dev/roofline/step_ops.cpp $(BUILD)/traced_ops.h $(BUILD)/flags.txt | $(SIMT)
 	$(CXX) $(SIMT_FLAGS) -O0 -I$(BUILD) -c $< -o $@
-$(SIMT)/step_ops: $(SIMT)/step_ops.o $(CUDA_HOST) $(addprefix $(SIMT)/,ops.o $(EMULATOR))
+$(SIMT)/step_ops: $(SIMT)/step_ops.o $(CUDA_HOST) $(addprefix $(SIMT)/,attention_cudnn.o ops.o $(EMULATOR))
 	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) -rdynamic $^ -o $@ $(filter-out -ldnnl,$(LDLIBS)) -lsentencepiece -lxxhash
+$(SIMT)/%.o: dev/bench/%.cpp $(BUILD)/flags.txt | $(SIMT)
+	$(CXX) $(SIMT_FLAGS) $(COLD) $(INSTRUMENT) -c $< -o $@
+$(SIMT)/bench_attention: $(addprefix $(SIMT)/,bench_attention.o attention_cudnn.o ops.o $(EMULATOR))
+	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) -rdynamic $^ -o $@
 
 # The kernels by nvcc. What ptxas says of each goes to a log; the report fails where registers are spilled.
 CUDA_ARCHS ?= 90
@@ -196,12 +197,33 @@ ifneq ($(word 2,$(ARCH)),)
 $(CUDA_OPS): llmc/ops.cu $(KERNEL_HEADERS) | $(BUILD)/cuda
 	$(CUDA)/bin/nvcc $(filter-out -Xptxas -v,$(NVCCFLAGS)) $(foreach arch,$(ARCH),-gencode arch=compute_$(arch),code=sm_$(arch)) -c $< -o $@
 endif
-LINK_CUDA = $(CXX) $(filter-out -fopenmp,$(LDFLAGS)) $(^:.log=.o) -o $@ $(filter-out -ldnnl,$(LDLIBS)) -lsentencepiece -lxxhash \
-  -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcudart -lcublasLt $(WITH_NCCL:%=-lnccl)
-train_gpt_cuda test_gpt_cuda: %_cuda: $(SIMT)/%.o $(CUDA_HOST) $(CUDA_OPS)
+# Attention by cuDNN: one object, or the one that says that there is none. Which of them the programs were linked with is kept in a file.
+CUDNN_FRONTEND ?= build/cudnn_frontend
+CUDNN_FLAGS = $(SIMT_FLAGS) -DLLMC_CUDNN=1 -isystem $(CUDNN_FRONTEND)/include
+WITH_CUDNN := $(filter 1,$(CUDNN))
+ATTENTION := $(if $(WITH_CUDNN),$(BUILD)/cuda,$(SIMT))/attention_cudnn.o
+ifneq ($(WITH_CUDNN),)
+ifeq ($(wildcard $(CUDNN_FRONTEND)/include/cudnn_frontend.h),)
+  $(error CUDNN=1: no $(CUDNN_FRONTEND)/include/cudnn_frontend.h. HINT: scripts/cudnn_frontend.sh gets it; CUDNN_FRONTEND=folder names another)
+endif
+endif
+$(BUILD)/cuda/attention_cudnn.o: llmc/attention_cudnn.cpp $(BUILD)/flags.txt | $(BUILD)/cuda
+	$(CXX) $(CUDNN_FLAGS) -DCUDNN_FRONTEND_SKIP_JSON_LIB -O1 -c $< -o $@
+$(BUILD)/cuda/linked_with.txt: FORCE | $(BUILD)/cuda
+	@echo '$(ATTENTION)' | cmp -s - $@ || echo '$(ATTENTION)' > $@
+LINK_CUDA = $(CXX) $(filter-out -fopenmp,$(LDFLAGS)) $(patsubst %.log,%.o,$(filter %.o %.log,$^)) -o $@ \
+  -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcudart -lcublasLt $(WITH_NCCL:%=-lnccl) $(WITH_CUDNN:%=-lcudnn -lnvrtc)
+CUDA_PARTS := $(ATTENTION) $(CUDA_OPS) $(BUILD)/cuda/linked_with.txt
+train_gpt_cuda test_gpt_cuda: %_cuda: $(SIMT)/%.o $(CUDA_HOST) $(CUDA_PARTS)
+	$(LINK_CUDA) $(filter-out -ldnnl,$(LDLIBS)) -lsentencepiece -lxxhash
+$(BUILD)/cuda/step_ops: $(SIMT)/step_ops.o $(CUDA_HOST) $(CUDA_PARTS)
+	$(LINK_CUDA) $(filter-out -ldnnl,$(LDLIBS)) -lsentencepiece -lxxhash
+# Our attention against cuDNN's.
+$(BUILD)/cuda/bench_attention: $(SIMT)/bench_attention.o $(CUDA_PARTS)
 	$(LINK_CUDA)
-$(BUILD)/cuda/step_ops: $(SIMT)/step_ops.o $(CUDA_HOST) $(CUDA_OPS)
-	$(LINK_CUDA)
+# The graphs that cuDNN is given, read and computed on the CPU: needs cuDNN and the headers, no GPU.
+$(BUILD)/cuda/test_attention_cudnn: dev/test/test_attention_cudnn.cpp llmc/attention_cudnn.cpp $(BUILD)/flags.txt | $(BUILD)/cuda
+	$(CXX) $(CUDNN_FLAGS) -O0 $< -o $@ -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcudnn -lnvrtc -lcudart -lgtest -lgtest_main
 cuda: train_gpt_cuda test_gpt_cuda
 
 test:
@@ -245,4 +267,4 @@ endif
 clean:
 	rm -rf build train_gpt test_gpt tokenize train_gpt_simt test_gpt_simt train_gpt_cuda test_gpt_cuda
 
--include $(wildcard $(BUILD)/*.d $(SIMT)/*.d)
+-include $(wildcard $(BUILD)/*.d $(SIMT)/*.d $(BUILD)/cuda/*.d)

@@ -3,7 +3,7 @@
 
 FOLDER holds objects compiled with --coverage, and what runs of their programs have counted. Listed are
   - the lines of namespace gpu, and of the files that are host code of the CUDA build: those that no run has executed, in no instantiation;
-  - the calls of CUDA, cuBLASLt and NCCL in the sources: where no run has come to one.
+  - the calls of CUDA, cuBLASLt, cuDNN and NCCL in the sources: where no run has come to one.
 Exit code 1 if there is any but those named in CANNOT.
 """
 
@@ -19,9 +19,11 @@ HOST_FILES = ["llmc/device_cuda.h", "llmc/gemm_cublaslt.h", "llmc/comm_device.h"
 # What cannot be executed without a GPU, and why.
 CANNOT = {
     "cudaLaunchKernelEx": "only nvcc compiles it; the emulator's launch stands in its place, with the same shape and arguments",
+    **dict.fromkeys(("cudnnCreate", "cudnnDestroy", "cudnnSetStream", "cudnnGetErrorString"),
+                    "attention by cuDNN (CUDNN=1) needs a GPU; its graphs are computed on the CPU by dev/test/test_attention_cudnn.cpp"),
 }
-API_CALL = re.compile(r"\b((?:cuda|cublas|nccl)[A-Z]\w*)(?<!_t)\s*\(")
-API_NAME = re.compile(r"\b((?:cuda|cublas|nccl)[A-Z]\w*)\b")
+API_CALL = re.compile(r"\b((?:cuda|cublas|cudnn|nccl)[A-Z]\w*)(?<!_t)\s*\(")
+API_NAME = re.compile(r"\b((?:cuda|cublas|cudnn|nccl)[A-Z]\w*)\b")
 DEFINITION = re.compile(r"^(?:cudaError_t|cublasStatus_t|ncclResult_t|const char\*|size_t) ((?:cuda|cublas|nccl)\w+)\(", re.M)
 
 
@@ -86,7 +88,7 @@ def report_calls(counts, paths):
             code = line.split("//")[0]
             for name in sorted({*API_CALL.findall(code), *(set(API_NAME.findall(code)) & emulated)}):
                 sites[name].append((path, number, 0 if name in CANNOT else count_at(counts[path], number)))
-    print(f"\n{'calls of CUDA, cuBLASLt and NCCL':40} {'executed':>9} {'not':>5}")
+    print(f"\n{'calls of CUDA, cuBLASLt, cuDNN, NCCL':40} {'executed':>9} {'not':>5}")
     missed = 0
     for name, places in sorted(sites.items()):
         not_executed = [place for place in places if not place[2]]

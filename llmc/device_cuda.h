@@ -66,9 +66,10 @@ struct Run {
     const int gpu;
     cudaStream_t stream = nullptr;
     Workspace workspace;
-    std::shared_ptr<class CublasLt> cublas_lt;  // gemm_cublaslt.h: made for the first product
-    std::string collectives;                    // how arrays are exchanged, in words; empty for one rank
-    std::function<void()> poll;                 // what to do while the host waits: lets a communicator look for errors; may be empty
+    std::shared_ptr<class CublasLt> cublas_lt;           // gemm_cublaslt.h: made for the first product
+    std::shared_ptr<struct AttentionLibrary> attention;  // attention_cudnn.h: in place of our kernels where it can; null: never
+    std::string collectives;                             // how arrays are exchanged, in words; empty for one rank
+    std::function<void()> poll;  // what to do while the host waits: lets a communicator look for errors; may be empty
 
     explicit Run(int gpu = current_gpu()) : gpu(gpu) {
         if (gpu == NO_GPU) { return; }

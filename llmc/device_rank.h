@@ -29,6 +29,7 @@ inline Run planning_run() { return Run(1); }
 #include <memory>
 #include <set>
 
+#include "attention_cudnn.h"
 #include "comm_device_local.h"
 #include "comm_nccl.h"
 #include "comm_staged.h"
@@ -63,6 +64,7 @@ public:
 
     // A collective of NCCL's that takes longer than comm_timeout seconds ends the run.
     DeviceRank(const Ranks& host, int, double comm_timeout) : run(choose_gpu(host)), ranks(host), comm_timeout_(comm_timeout) {
+        run.attention = cudnn::attention();
         const std::vector<Seat> seats = all_seats(*host.world);
         ranks.ranks_on_device = (int)std::count(seats.begin(), seats.end(), seats[host.world->rank]);
         const bool alone = std::set(seats.begin(), seats.end()).size() == seats.size();

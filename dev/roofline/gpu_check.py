@@ -20,14 +20,15 @@ from roofline import DEVICES, ROOT, cost, dry_run
 
 # What is measured. The emulator gets the same commands at sizes that it can bear.
 TINY = '--model tiny --layers 1 --channels 32 --heads 2 --kv-heads 2 --ffn 48 --vocab 600 --seq 16'
+CUDNN = 'build/cudnn_frontend/include'  # scripts/cudnn_frontend.sh: with it cuDNN's attention is compared with ours
 SIDES = {
     'cuda': dict(
-        targets='cuda build/cuda/tests build/cuda/step_ops build/cuda/lab', vocab=32000, lab='',
+        targets='cuda build/cuda/tests build/cuda/step_ops build/cuda/lab', vocab=32000, lab='', attention='',
         steps={'130m': ('--model 130m --micro-batch 64', (0, 1, 2)), '1.1b': ('--model 1.1b --micro-batch 16', (0, 1, 2)),
                '7b, 4 layers': ('--model 7b --layers 4 --micro-batch 4', (0,))},
         trainer='--model 130m --micro-batch 32 --global-batch 64 --steps 10', tp8='--model 130m --micro-batch 8 --global-batch 8 --steps 6', generate=200),
     'simt': dict(
-        targets='simt build/simt/tests build/simt/step_ops build/simt/lab', vocab=600, lab='33 40', steps={'tiny': (f'{TINY} --micro-batch 1', (0, 2))},
+        targets='simt build/simt/tests build/simt/step_ops build/simt/lab', vocab=600, lab='33 40', attention='tiny', steps={'tiny': (f'{TINY} --micro-batch 1', (0, 2))},
         trainer=f'{TINY} --micro-batch 1 --global-batch 2 --steps 4',
         tp8='--model tiny --layers 1 --channels 64 --heads 8 --kv-heads 8 --ffn 64 --vocab 600 --seq 8 --micro-batch 1 --global-batch 1 --steps 3', generate=6),
 }
@@ -119,7 +120,8 @@ def run_stages(stages, side, build, out):
     data = f'--train {tokens} --warmup 2'
     write_tokens(tokens, what['vocab'])
     if build:
-        stages.run('build', 260, f'make -j{os.cpu_count()} {what["targets"]}')
+        cudnn = 'CUDNN=1' if side == 'cuda' and os.path.exists(CUDNN) else ''
+        stages.run('build', 260, f'make -j{os.cpu_count()} {what["targets"]}', f'make -j{os.cpu_count()} build/{side}/bench_attention {cudnn}')
     else:
         stages.note('build', 'skipped', why='--no-build')
     stages.run('op_tests', 90, f'build/{side}/tests --gtest_brief=1 --gtest_filter={TESTS[side]}')
@@ -127,6 +129,7 @@ def run_stages(stages, side, build, out):
     for name, (flags, levels) in what['steps'].items():
         for level in levels:
             stages.run(step_name(name, level), 40, f'build/{side}/step_ops --time {flags} --recompute {level} --dtype bf16', stdout=step_name(name, level) + '.jsonl')
+    stages.run('attention', 40, f'build/{side}/bench_attention {what["attention"]}', stdout='attention.jsonl')
     stages.run('trainer', 60, f'{train} {what["trainer"]} {data} --log {out}/trainer.jsonl')
     stages.run('tp8', 40, f'{train} {what["tp8"]} {data} --tp 8 --sync-factor 0.5 --log {out}/tp8.jsonl')
     stages.run('decode', 40, f'{train} {what["trainer"]} {data} --steps 1 --out {model}',
@@ -210,6 +213,8 @@ def collect(stages, side, out):
     log = os.path.join(out, 'decode.log')
     spoken = re.search(r'\[(\d+) tokens, ([\d.]+) tokens/s after the first, which took ([\d.]+) s', open(log, errors='replace').read()) if os.path.exists(log) else None
     result['decode_tokens_per_second'], result['first_token_seconds'] = (float(spoken.group(2)), float(spoken.group(3))) if spoken else (None, None)
+    result['attention'] = records(os.path.join(out, 'attention.jsonl'))
+    stages.check('attention', result['attention'], 'nothing was measured')
     stages.check('decode', spoken and int(spoken.group(1)) == what['generate'], 'the tokens that were asked for did not come')
     result['stages'] = stages.done
     return result
@@ -217,6 +222,17 @@ def collect(stages, side, out):
 
 def percent(share):
     return '-' if share is None else f'{100 * share:.0f}%'
+
+
+def attention_lines(shapes):
+    """Ours beside cuDNN's, where that was built: milliseconds, and the largest difference of any result."""
+    lines = ['', f'{"attention, B S heads (KV) of HS":<34}{"forward ms":>11}{"cuDNN":>9}{"backward ms":>12}{"cuDNN":>9}{"apart":>9}']
+    for s in shapes:
+        name, ours, theirs = f'{s["B"]} {s["S"]} {s["NH"]} ({s["KVH"]}) of {s["HS"]}', s['ours'], s.get('cudnn')
+        cells = [('refused' if s[f'{half}_refused'] else f'{theirs[half + "_ms"]:.3f}') if theirs else '-' for half in ('forward', 'backward')]
+        apart = f'{max(s[k] for k in ("att", "lse", "dq", "dk", "dv")):.1e}' if theirs else '-'
+        lines.append(f'{name:<34}{ours["forward_ms"]:>11.3f}{cells[0]:>9}{ours["backward_ms"]:>12.3f}{cells[1]:>9}{apart:>9}')
+    return lines if shapes else []
 
 
 def write_report(result, out):
@@ -228,6 +244,7 @@ def write_report(result, out):
         lines.append(f'{"the trainer, 130m" if result["peaks"] else "the trainer":<34}{result["trainer"]["tokens_per_second"]:>14,.0f}{percent(result["trainer"]["share_of_peak"]):>9}')
     if result['decode_tokens_per_second'] is not None:
         lines.append(f'{"decode, one sequence":<34}{result["decode_tokens_per_second"]:>14,.1f}   first token after {result["first_token_seconds"]} s')
+    lines += attention_lines(result['attention'])
     for model, rows in result['ops'].items():
         lines += ['', f'{model:<34}{"calls":>6}{"ms each":>10}{"ms":>9}{"TFLOP/s":>9}{"GB/s":>8}{"of roof":>9}']
         lines += [f'{r["op"]:<34}{r["calls"]:>6}{r["ms"]:>10.4f}{r["sum_ms"]:>9.2f}{r["tflops"]:>9.1f}{r["gb_per_s"]:>8.0f}{percent(r.get("share_of_roof")):>9}' for r in rows]

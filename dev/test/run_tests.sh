@@ -110,7 +110,7 @@ suite 'workings of gpu_check' dev/test/test_gpu_check.py
 
 # The CUDA build.
 if [ "$headers" ]; then
-    build 'the CUDA build for the emulator' simt simt_tests kernels_lab build/simt/step_ops
+    build 'the CUDA build for the emulator' simt simt_tests kernels_lab build/simt/step_ops build/simt/bench_attention
     gtest 'emulator, and kernels in it' build/simt/tests
     one 'kernel experiments' build/simt/lab 64 96
     for flags in '' '--recompute 2 --zero 1' '--recompute 0 --dtype bf16'; do
@@ -129,6 +129,7 @@ else
 fi
 if [ -x "$cuda/bin/nvcc" ]; then
     build 'the CUDA build by nvcc' kernels cuda build/cuda/tests build/cuda/step_ops build/cuda/lab
+    suite 'attention by cuDNN' dev/test/cudnn.sh
 else
     say "SKIPPED: the CUDA build by nvcc: there is none in $cuda"
 fi

@@ -1,5 +1,6 @@
 // Attention's kernels against the CPU loop: sizes 1, odd, prime, just past a block of rows or of columns, rows that can be read 16 bytes, 8
 // bytes or one element at a time, every width of tiles.
+#include "llmc/attention_cudnn.h"
 #include "llmc/ops/attention.cuh"
 #include "kernels_testing.h"
 
@@ -78,6 +79,68 @@ TYPED_TEST(Kernels, AttentionRefuses) {
         << "a head wider than the tiles";
     EXPECT_THROW(gpu::attention_forward(none, nullptr, none, none, none, 3, 4, 1, 2, 1, 1, 8, run), Error) << "a cache that is too short";
     EXPECT_THROW(gpu::attention_forward(none, nullptr, none, none, none, 0, 2, 1, 2, 3, 2, 8, run), Error) << "heads that make no groups";
+}
+
+// A library in the place of cuDNN: counts what it is asked for, and writes one value where it takes a call.
+struct CountingLibrary final : AttentionLibrary {
+    bool takes = true;
+    int forwards = 0, backwards = 0;
+    AttentionShape last{};
+    bool answer(bf16* out, const AttentionShape& shape, Run& run) {
+        last = shape;
+        const bf16 value(7.0f);
+        if (takes) { copy_to_device(out, &value, 1, run); }
+        return takes;
+    }
+    bool forward(bf16* att, float*, const bf16*, const bf16*, const bf16*, const AttentionShape& shape, Run& run) override {
+        return forwards++, answer(att, shape, run);
+    }
+    bool backward(bf16* dq, bf16*, bf16*, const bf16*, const bf16*, const float*, const bf16*, const bf16*, const bf16*,
+                  const AttentionShape& shape, Run& run) override {
+        return backwards++, answer(dq, shape, run);
+    }
+    std::string why_not() const override { return ""; }
+};
+
+// Attention of random q, k, v; the first element of its result.
+template <typename X>
+float first_of_attention(Side& side, i64 S, i64 S_kv, i64 pos0, bool backward) {
+    constexpr i64 B = 2, NH = 4, KVH = 2, HS = 8;
+    const i64 queries = B * NH * S * HS, keys = B * KVH * S_kv * HS;
+    Memory<X> q(random_values<X>(queries, 1), side), k(random_values<X>(keys, 2), side), v(random_values<X>(keys, 3), side);
+    Memory<X> att(random_values<X>(queries, 4), side), dq(queries, side), dk(keys, side), dv(keys, side);
+    Memory<float> lse(random_values<float>(B * NH * S, 5), side);
+    if (backward) {
+        OP(attention_backward, dq.data, dk.data, dv.data, att.data, att.data, lse.data, q.data, k.data, v.data, B, S, NH, KVH, HS);
+    } else {
+        OP(attention_forward, att.data, lse.data, q.data, k.data, v.data, pos0, S_kv, B, S, NH, KVH, HS);
+    }
+    return (float)(backward ? dq : att).values()[0];
+}
+
+TEST(AttentionByALibrary, OnlyBf16WithoutCache) {
+    Side side{true};
+    const auto library = std::make_shared<CountingLibrary>();
+    side.run.attention = library;
+    EXPECT_EQ(first_of_attention<bf16>(side, 5, 5, 0, false), 7.0f);
+    EXPECT_EQ(first_of_attention<bf16>(side, 5, 5, 0, true), 7.0f);
+    EXPECT_EQ(library->last, (AttentionShape{2, 5, 4, 2, 8}));
+    EXPECT_NE(first_of_attention<float>(side, 5, 5, 0, false), 7.0f) << "fp32";
+    EXPECT_NE(first_of_attention<float>(side, 5, 5, 0, true), 7.0f) << "fp32";
+    EXPECT_NE(first_of_attention<bf16>(side, 5, 9, 0, false), 7.0f) << "a prefill";
+    EXPECT_NE(first_of_attention<bf16>(side, 5, 9, 2, false), 7.0f) << "a cache";
+    EXPECT_NE(first_of_attention<bf16>(side, 1, 1, 0, false), 7.0f) << "one query";
+    EXPECT_EQ(library->forwards, 1);
+    EXPECT_EQ(library->backwards, 1);
+}
+TEST(AttentionByALibrary, WhatItRefusesIsOurs) {
+    Side side{true}, ours{true};
+    const auto library = std::make_shared<CountingLibrary>();
+    library->takes = false, side.run.attention = library;
+    for (const bool backward : {false, true}) {
+        EXPECT_EQ(first_of_attention<bf16>(side, 5, 5, 0, backward), first_of_attention<bf16>(ours, 5, 5, 0, backward));
+    }
+    EXPECT_EQ(library->forwards + library->backwards, 2);
 }
 
 }  // namespace

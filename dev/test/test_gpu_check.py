@@ -51,6 +51,16 @@ def test_rates_by_hand(d):
     expect(abs(row['gb_per_s'] - 2000) < 1e-9 and abs(row['share_of_bandwidth'] - 2000 / 3350) < 1e-9, row)
 
 
+def test_attention_beside_cudnn(d):
+    half = dict(forward_ms=1.25, backward_ms=3.5)
+    shape = dict(B=4, S=128, NH=8, KVH=2, HS=64, ours=half)
+    both = dict(shape, cudnn=dict(forward_ms=0.5, backward_ms=9.0), att=1e-3, lse=0, dq=4e-3, dk=0, dv=0, forward_refused=False, backward_refused=True)
+    lines = gpu_check.attention_lines([shape, both])
+    expect(lines[2].split() == '4 128 8 (2) of 64 1.250 - 3.500 - -'.split(), lines[2])
+    expect(lines[3].split() == '4 128 8 (2) of 64 1.250 0.500 3.500 refused 4.0e-03'.split(), lines[3])
+    expect(gpu_check.attention_lines([]) == [], 'nothing was measured')
+
+
 def test_without_a_gpu_it_says_so(d):
     done = subprocess.run(['dev/gpu_check.sh'], cwd=ROOT, env={**os.environ, 'PATH': '/usr/bin:/bin'}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
     expect(done.returncode == 1 and '--simt' in done.stdout, done.stdout)
@@ -59,7 +69,7 @@ def test_without_a_gpu_it_says_so(d):
 def test_a_report_of_nothing(d):
     """Every stage failed: there is still a report, and a stage for each thing that is missing."""
     stages = gpu_check.Stages(d, 60)
-    for name in ('trainer', 'tp8', 'decode', *(gpu_check.step_name(m, l) for m, (_, levels) in gpu_check.SIDES['simt']['steps'].items() for l in levels)):
+    for name in ('trainer', 'tp8', 'decode', 'attention', *(gpu_check.step_name(m, l) for m, (_, levels) in gpu_check.SIDES['simt']['steps'].items() for l in levels)):
         stages.run(name, 5, 'true')
     gpu_check.write_report(gpu_check.collect(stages, 'simt', d), d)
     expect(len(stages.failed()) == len(stages.done), stages.done)

@@ -250,6 +250,7 @@ void attention_backward(X* dq, X* dk, X* dv, const X* datt, const X* att, const 
 }  // namespace cpu
 
 #else
+#include "../attention_cudnn.h"
 #include "tiles.cuh"
 
 namespace gpu {
@@ -597,6 +598,10 @@ template <typename X>
 void attention_forward(X* att, float* lse, const X* q, const X* k, const X* v, i64 pos0, i64 S_kv, i64 B, i64 S, i64 NH, i64 KVH, i64 HS,
                        Run& run) {
     const AttentionSizes d = attention_sizes<X>(S, S_kv, pos0, NH, KVH, HS, att, q, k, v);
+    if constexpr (dtype_of<X> == DType::BF16) {
+        const bool training = S > 1 && S_kv == S;  // so pos0 is 0
+        if (training && run.attention && run.attention->forward(att, lse, q, k, v, {B, S, NH, KVH, HS}, run)) { return; }
+    }
     if (S == 1) {
         attention_decode(att, lse, q, k, v, B * KVH, d, run);
         return;
@@ -612,6 +617,9 @@ template <typename X>
 void attention_backward(X* dq, X* dk, X* dv, const X* datt, const X* att, const float* lse, const X* q, const X* k, const X* v, i64 B,
                         i64 S, i64 NH, i64 KVH, i64 HS, Run& run) {
     const AttentionSizes d = attention_sizes<X>(S, S, 0, NH, KVH, HS, dq, dk, dv, datt, att, q, k, v);
+    if constexpr (dtype_of<X> == DType::BF16) {
+        if (run.attention && run.attention->backward(dq, dk, dv, datt, att, lse, q, k, v, {B, S, NH, KVH, HS}, run)) { return; }
+    }
     float* D = run.workspace.get<float>(B * NH * S);
     const unsigned lanes = (unsigned)std::clamp<i64>(std::bit_ceil((uint64_t)ceil_div(HS, d.copy_width)), 1, 32), rows = THREADS / lanes;
     launch(attention_row_products_kernel<X>, {blocks(ceil_div(B * S * NH, rows)), dim3(lanes, rows)}, run, D, datt, att, B * S * NH, d);
