@@ -17,6 +17,7 @@
 #include <nccl.h>
 
 #include <optional>
+#include <thread>
 
 namespace {
 
@@ -47,7 +48,10 @@ public:
         ncclResult_t state = ncclSuccess;
         nccl_check(ncclCommGetAsyncError(comm_, &state));
         if (state != ncclSuccess && state != ncclInProgress) {
-            give_up(format("%s: %s", ncclGetErrorString(state), ncclGetLastError(comm_)));
+            const std::string reason = format("%s: %s", ncclGetErrorString(state), ncclGetLastError(comm_));
+            ncclCommAbort(std::exchange(comm_, nullptr));
+            std::this_thread::sleep_for(std::chrono::seconds(1));  // another rank has left, as a rule, and knows why: it speaks first
+            give_up(reason);
         }
         for (int slot = 0; slot < SLOTS; slot++) {
             if (!deadline_[slot] || Clock::now() < *deadline_[slot]) { continue; }
@@ -62,7 +66,7 @@ private:
     using Clock = std::chrono::steady_clock;
 
     [[noreturn]] void give_up(const std::string& reason) {
-        ncclCommAbort(std::exchange(comm_, nullptr));
+        if (comm_) { ncclCommAbort(std::exchange(comm_, nullptr)); }
         die("NCCL: %s\nHINT: did another rank fail, or hang? NCCL_DEBUG=INFO tells more; --comm-timeout gives it more time", reason.c_str());
     }
 
