@@ -42,16 +42,6 @@ template <typename Body>
 Vec<std::string> run_ranks(int size, const Body& body) {
     return run_ranks_on(size, size, body);
 }
-inline void expect_parts(const std::string& found, const Vec<std::string>& parts) {
-    for (const std::string& part : parts) { EXPECT_NE(found.find(part), std::string::npos) << "no '" << part << "' in: " << found; }
-}
-template <typename Body>
-std::string error_of(const Body& body) {
-    try {
-        body();
-    } catch (const Error& error) { return error.what(); }
-    return "no error";
-}
 
 // Device memory, all bits set, and its way there and back without a wait of the host's.
 template <typename X>

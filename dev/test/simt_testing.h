@@ -38,18 +38,9 @@ struct Buffer {
     }
 };
 
-// The message of the error that `body` must throw.
-template <typename Body>
-std::string error_of(const Body& body) {
-    try {
-        body();
-    } catch (const Error& error) { return error.what(); }
-    return "no error";
-}
 template <typename Body>
 void expect_error(const Body& body, const Vec<std::string>& parts) {
-    const std::string found = error_of(body);
-    for (const std::string& part : parts) { EXPECT_NE(found.find(part), std::string::npos) << "no '" << part << "' in: " << found; }
+    expect_parts(error_of(body), parts);
 }
 inline const Vec<const char*> ORDERS{"fwd", "rev", "shuf:1", "shuf:2", "shuf:3"};
 inline void synchronize(::Run& run) { cuda_check(cudaStreamSynchronize(run.stream)); }

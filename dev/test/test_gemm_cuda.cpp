@@ -37,18 +37,8 @@ void test_products(const Sizes& sizes, float alpha, bool accumulate, bool with_b
     const auto [out, din, dweight] = products();
     Doubles want_out(N * ld, 7.0), want_din = accumulate ? doubles(din_before) : Doubles(N * K);
     Doubles want_dw = accumulate ? doubles(dw_before) : Doubles(OC * K);
-    for (i64 n = 0; n < N; n++) {
-        for (i64 o = 0; o < OC; o++) {
-            double sum = 0.0;
-            const double d = (float)dout[n * ld + o] * (double)alpha;
-            for (i64 k = 0; k < K; k++) {
-                sum += (double)(float)in[n * K + k] * (float)weight[o * K + k];
-                want_din[n * K + k] += d * (float)weight[o * K + k];
-                want_dw[o * K + k] += d * (float)in[n * K + k];
-            }
-            want_out[n * ld + o] = alpha * sum + (with_bias ? (float)bias[o] : 0.0);
-        }
-    }
+    naive_products(want_out, want_din, want_dw, in, weight, dout, ld, N, K, OC, alpha);
+    for (i64 i = 0; i < N * OC && with_bias; i++) { want_out[i / OC * ld + i % OC] += (float)bias[i % OC]; }
     expect_close(out, want_out, 1e-6 * (4 + std::sqrt(K)), "out");
     expect_close(din, want_din, 1e-6 * (4 + std::sqrt(OC)), "din");
     expect_close(dweight, want_dw, 1e-6 * (4 + std::sqrt(N)), "dweight");

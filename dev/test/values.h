@@ -1,4 +1,4 @@
-// values.h: random vectors, and how they are compared.
+// values.h: random vectors, what they must give, how they are compared; the words of errors.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -43,9 +43,39 @@ void expect_close(const Vec<X>& got, const Doubles& want, double sum_error, cons
     }
 }
 
+// The oracle of a linear layer's products, in double. out (N, OC; ld) = alpha * in W^T; din (N, K) and dweight (OC, K) are added to.
+template <typename X>
+void naive_products(Doubles& out, Doubles& din, Doubles& dweight, const Vec<X>& in, const Vec<X>& weight, const Vec<X>& dout, i64 ld, i64 N, i64 K,
+                    i64 OC, float alpha) {
+    for (i64 n = 0; n < N; n++) {
+        for (i64 o = 0; o < OC; o++) {
+            double sum = 0.0;
+            const double d = (float)dout[n * ld + o] * (double)alpha;
+            for (i64 k = 0; k < K; k++) {
+                sum += (double)(float)in[n * K + k] * (float)weight[o * K + k];
+                din[n * K + k] += d * (float)weight[o * K + k];
+                dweight[o * K + k] += d * (float)in[n * K + k];
+            }
+            out[n * ld + o] = alpha * sum;
+        }
+    }
+}
+
 template <typename X>
 bool same_bits(const Vec<X>& a, const Vec<X>& b) {
     return a.size() == b.size() && (a.empty() || memcmp(a.data(), b.data(), a.size() * sizeof(X)) == 0);
+}
+
+// The message of the error that `body` must throw.
+template <typename Body>
+std::string error_of(const Body& body) {
+    try {
+        body();
+    } catch (const Error& error) { return error.what(); }
+    return "no error";
+}
+inline void expect_parts(const std::string& found, const Vec<std::string>& parts) {
+    for (const std::string& part : parts) { EXPECT_NE(found.find(part), std::string::npos) << "no '" << part << "' in: " << found; }
 }
 
 // First in a test of the emulator where a fault is planted that shows in results: the checker ends the grid before (test_checker.cpp).
