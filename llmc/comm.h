@@ -20,7 +20,7 @@ enum class Traffic { TP_LAYERS, EMBEDDING, LOSS, DP, OTHER, COUNT };
 
 struct CommStats {
     i64 bytes[(int)Traffic::COUNT] = {};  // sent by this rank
-    double exposed_seconds = 0;           // time spent waiting, nothing computed meanwhile
+    double exposed_seconds = 0;           // time spent waiting, in which this rank's own work stood still
 };
 
 // Counts its own lifetime as exposed: a host that waits.
