@@ -79,7 +79,7 @@ std::vector<float> all_logits(Trainer<X>& trainer, i64 N) {
     float* logits;
     arena.add(&logits, N * model.r.Vr);
     arena.allocate();
-    matmul_forward(logits, model.r.Vr, trainer.acts.n_out, model.w.head, (const X*)nullptr, N, model.r.C, model.r.Vr, 1.0f, model.run);
+    matmul_forward(logits, model.r.Vr, trainer.acts[0].n_out, model.w.head, (const X*)nullptr, N, model.r.C, model.r.Vr, 1.0f, model.run);
     std::vector<float> mine(N * model.r.Vr);
     copy_to_host(mine.data(), logits, N * model.r.Vr, model.run);
     const auto parts = gather_arrays(mine, model.tp.comm);
@@ -109,8 +109,8 @@ Verdict compare(const Options& o, Ranks& ranks, Run& run, const std::string& dir
     Verdict verdict;
 
     // One forward and backward.
-    trainer.upload(windows.data(), B, B);
-    trainer.model.forward(trainer.acts, B, S, 0);
+    trainer.upload(trainer.acts[0], windows.data(), B);
+    complete(trainer.model.forward(trainer.acts[0], B, S, 0), *ranks.tp);
     const auto logits = all_logits(trainer, N), logits_wanted = read_array<float>(dir + "/logits.f32", N * V);
     double worst = 0, largest = 0, square = 0, square_wanted = 0;
     for (i64 i = 0; i < N * V; i++) {
@@ -122,15 +122,15 @@ Verdict compare(const Options& o, Ranks& ranks, Run& run, const std::string& dir
     verdict.judge("logits max", worst / largest, allowed.logits_max);
     verdict.judge("l2", std::sqrt(square / square_wanted), allowed.logits_l2);
 
-    trainer.model.head_loss(trainer.acts, N, (float)(1.0 / (double)N), GradMode::WRITE, true);
+    complete(trainer.model.head(trainer.acts[0], N, (float)(1.0 / (double)N), GradMode::WRITE, true), *ranks.tp);
     std::vector<float> losses(N);
-    copy_to_host(losses.data(), trainer.acts.losses, N, run);
+    copy_to_host(losses.data(), trainer.acts[0].losses, N, run);
     const auto losses_wanted = read_array<float>(dir + "/loss_per_token.f32", N);
     worst = 0;
     for (i64 i = 0; i < N; i++) { worst = !(std::abs((double)losses[i] - losses_wanted[i]) <= worst) ? std::abs((double)losses[i] - losses_wanted[i]) : worst; }
     verdict.judge("token loss", worst, allowed.loss_per_token);
 
-    trainer.model.backward(trainer.acts, B, S, GradMode::WRITE);
+    complete(trainer.model.backward(trainer.acts[0], B, S, GradMode::WRITE), *ranks.tp);
     trainer.optimizer.reduce_gradients();
     std::vector<float> mine(trainer.model.table.count());
     copy_to_host(mine.data(), trainer.model.grads, (i64)mine.size(), run);

@@ -10,6 +10,7 @@
 // Ranks: world rank = dp * T + tp. A rank is a thread of this process, or a process under mpirun; this file cannot tell.
 // The mathematics: docs/caat.md. The ops: llmc/ops.h.
 #include <cinttypes>
+#include <deque>
 
 #include "llmc/checkpoint_load.h"
 #include "llmc/checkpoint_save.h"
@@ -23,6 +24,7 @@
 #include "llmc/launch.h"
 #include "llmc/logger.h"
 #include "llmc/ops.h"
+#include "llmc/pass.h"
 #include "llmc/read_ahead.h"
 #include "llmc/sampler.h"
 #include "llmc/schedule.h"
@@ -231,28 +233,35 @@ struct Model {
     Arena parameters{"parameters"}, gradients{"gradients"}, rope{"rope table"};
     X* params;
     float* grads;                     // null outside training
+    float* tied_head;                 // (Vr, C) a tied head's own part of the gradient, or null
     ModelTensors<X> w;
     ModelTensors<float> g;
     i64 positions;                    // rows of the rope table
     float *rope_cos, *rope_sin;       // (positions, HS/2); null with learned positions
 
-    Model(const ModelConfig& config, const TensorParallel& tp, i64 positions, bool training, Run& run)
+    // micro_batches: how many are summed into one gradient; 0 outside training. With several, a tied head and embedding are summed apart,
+    // so that the order of one's backward and another's forward changes no bit.
+    Model(const ModelConfig& config, const TensorParallel& tp, i64 positions, i64 micro_batches, Run& run)
         : config(config), tp(tp), run(run), r(config, tp.comm.size, tp.comm.rank), table(config, parameter_specs(config), tp.comm.size, tp.comm.rank), grads(nullptr),
-          positions(positions), rope_cos(nullptr), rope_sin(nullptr) {
+          tied_head(nullptr), positions(positions), rope_cos(nullptr), rope_sin(nullptr) {
         parameters.add(&params, table.count());
-        gradients.add(&grads, training ? table.count() : 0);
+        gradients.add(&grads, micro_batches > 0 ? table.count() : 0);
+        if (config.tie && micro_batches > 1) { gradients.add(&tied_head, r.Vr * r.C); }
         if (config.rotary) { rope.add(&rope_cos, positions * (r.HS / 2)), rope.add(&rope_sin, positions * (r.HS / 2)); }
     }
     void allocate() {
         parameters.allocate(), gradients.allocate(), rope.allocate();
         w = ModelTensors<X>(table, config, params);
         if (grads) { g = ModelTensors<float>(table, config, grads); }
+        if (tied_head) { g.head = tied_head; }
         if (config.rotary) { fill_rope_table(); }
     }
 
-    void forward(Activations<X>& s, i64 B, i64 S, i64 pos0);
-    double head_loss(Activations<X>& s, i64 N, float scale, GradMode mode, bool want_gradient);
-    void backward(Activations<X>& s, i64 B, i64 S, GradMode mode, const std::function<void(i64 layer)>& layer_done = [](i64) {});
+    // Passes stop at each co_yield, for a sum over ranks (pass.h). Between them nothing of a micro-batch lies outside its Activations.
+    Pass forward(Activations<X>& s, i64 B, i64 S, i64 pos0);
+    Pass head(Activations<X>& s, i64 N, float scale, GradMode mode, bool want_gradient);
+    Pass backward(Activations<X>& s, i64 B, i64 S, GradMode mode, std::function<void(i64 layer)> layer_done = [](i64) {});
+    void complete_tied_gradient();
 
 private:
     void attention_half(Activations<X>& s, i64 l, i64 B, i64 S, i64 pos0);
@@ -302,10 +311,10 @@ void Model<X>::mlp_half(Activations<X>& s, i64 l, i64 N) {
 
 // tokens (B, S) at positions pos0.. -> n_out (N, C), this rank's normed residual stream. Everything is N = B*S rows.
 template <typename X>
-void Model<X>::forward(Activations<X>& s, i64 B, i64 S, i64 pos0) {
+Pass Model<X>::forward(Activations<X>& s, i64 B, i64 S, i64 pos0) {
     const i64 N = B * S, C = r.C, L = r.L;
     embedding_forward(s.layers[0].x_in, s.tokens, w.embedding, w.position, r.vocab, B, S, C, pos0, run);
-    tp.comm.all_reduce(s.layers[0].x_in, N * C, dtype_of<X>, Traffic::EMBEDDING);                             // <=> all channels, once
+    co_yield tp.comm.start_all_reduce(s.layers[0].x_in, N * C, dtype_of<X>, Traffic::EMBEDDING);              // <=> all channels, once
 
     for (i64 l = 0; l < L; l++) {
         const LayerSaved<X>& a = s.layers[l];
@@ -313,20 +322,20 @@ void Model<X>::forward(Activations<X>& s, i64 B, i64 S, i64 pos0) {
         if (l == 0) { residual_norm_forward((X*)nullptr, a.n1, a.mean1, a.rstd1, a.x_in, (Blocks<X>*)nullptr, (X*)nullptr, p.norm1, p.norm1_bias, r.norm, N, C, run); }
         else { residual_norm_forward(a.x_in, a.n1, a.mean1, a.rstd1, s.layers[l - 1].x_mid, &s.row.out, w.layers[l - 1].down_bias, p.norm1, p.norm1_bias, r.norm, N, C, run); }
         attention_half(s, l, B, S, pos0);
-        tp.comm.wait(row_parallel_forward(s.row, a.att, p.attn_out, N, r.Ar, tp, run));                       // <=> partial channel reduce 1
+        co_yield row_parallel_forward(s.row, a.att, p.attn_out, N, r.Ar, tp, run);                            // <=> partial channel reduce 1
         residual_norm_forward(a.x_mid, a.n2, a.mean2, a.rstd2, a.x_in, &s.row.out, p.attn_out_bias, p.norm2, p.norm2_bias, r.norm, N, C, run);
         mlp_half(s, l, N);
-        tp.comm.wait(row_parallel_forward(s.row, a.h, p.down, N, r.Fr, tp, run));                             // <=> partial channel reduce 2
+        co_yield row_parallel_forward(s.row, a.h, p.down, N, r.Fr, tp, run);                                  // <=> partial channel reduce 2
     }
     residual_norm_forward(s.x_out, s.n_out, s.mean_out, s.rstd_out, s.layers[L - 1].x_mid, &s.row.out, w.layers[L - 1].down_bias, w.final_norm, w.final_norm_bias,
                           r.norm, N, C, run);
 }
 
 // The LM head and the loss, some rows at a time, so that the logits never exist as a whole. Each rank scores its own
-// vocabulary shard from its own residual stream; one softmax runs over all shards. Returns the sum of the N losses. With
-// gradients: dn = scale * d loss / d n_out, and the head's gradient.
+// vocabulary shard from its own residual stream; one softmax runs over all shards. Leaves the N losses; with gradients also
+// dn = scale * d loss / d n_out, and the head's gradient.
 template <typename X>
-double Model<X>::head_loss(Activations<X>& s, i64 N, float scale, GradMode mode, bool want_gradient) {
+Pass Model<X>::head(Activations<X>& s, i64 N, float scale, GradMode mode, bool want_gradient) {
     const int T = tp.comm.size;
     for (i64 at = 0; at < N; at += s.chunk) {
         const i64 n = std::min(s.chunk, N - at);
@@ -334,16 +343,13 @@ double Model<X>::head_loss(Activations<X>& s, i64 N, float scale, GradMode mode,
         const int* targets = s.targets + at;
         matmul_forward(s.logits, r.Vr, x, w.head, (const X*)nullptr, n, r.C, r.Vr, 1.0f, run);
         classifier_stats(s.stats, s.logits, targets, r.vocab, n, run);
-        tp.comm.all_gather(s.stats, s.all_stats, n * 3 * (i64)sizeof(float), Traffic::LOSS);                  // <=> three numbers a token
+        co_yield tp.comm.start_all_gather(s.stats, s.all_stats, n * 3 * (i64)sizeof(float), Traffic::LOSS);   // <=> three numbers a token
         classifier_loss(s.losses + at, s.lse, s.all_stats, targets, T, n, run);
         if (!want_gradient) { continue; }
         classifier_backward(s.logits, s.lse, targets, r.vocab, scale, n, run);
         matmul_dgrad(s.dn + at * r.C, s.logits, r.Vr, w.head, n, r.C, r.Vr, 1.0f, false, run);
         matmul_wgrad(g.head, nullptr, s.logits, r.Vr, x, n, r.C, r.Vr, 1.0f, at == 0 ? mode : GradMode::ADD, run);
     }
-    std::vector<float> losses(N);
-    copy_to_host(losses.data(), s.losses, N, run);
-    return std::accumulate(losses.begin(), losses.end(), 0.0);
 }
 
 template <typename X>
@@ -368,7 +374,7 @@ void Model<X>::recompute_mlp(Activations<X>& s, i64 l, i64 N) {
 // travels, the products that do not need it run: the weight gradients held back from the column-parallel products just
 // passed, what is recomputed, and the private channels' products.
 template <typename X>
-void Model<X>::backward(Activations<X>& s, i64 B, i64 S, GradMode mode, const std::function<void(i64 layer)>& layer_done) {
+Pass Model<X>::backward(Activations<X>& s, i64 B, i64 S, GradMode mode, std::function<void(i64 layer)> layer_done) {
     const i64 N = B * S, C = r.C, L = r.L;
     Blocks<X>& send = s.row.out;                                       // norm_backward leaves dx's shared channels here
     const i64 Ck = tp.comm.size > 1 ? tp.Ck : 0;
@@ -385,7 +391,9 @@ void Model<X>::backward(Activations<X>& s, i64 B, i64 S, GradMode mode, const st
         if (l + 1 < L) { matmul_wgrad(g.layers[l + 1].qkv, g.layers[l + 1].qkv_bias, dqkv, r.QKVr, s.layers[l + 1].n1, N, C, r.QKVr, 1.0f, mode, run), layer_done(l + 1); }
         if (d.down_bias) { bias_backward(d.down_bias, s.dx, N, C, mode, run); }
         recompute_mlp(s, l, N);
-        row_parallel_backward(s.dh, d.down, s.dx, s.row, ticket, a.h, p.down, mode, N, r.Fr, tp, run);
+        row_parallel_backward_private(s.dh, d.down, s.dx, s.row, a.h, p.down, mode, N, r.Fr, tp, run);
+        co_yield ticket;
+        row_parallel_backward_shared(s.dh, d.down, s.dx, s.row, a.h, p.down, mode, N, r.Fr, tp, run);
         if (config.is_llama()) { swiglu_backward(s.dup, s.dh, a.up, N, r.Fr, run); }
         else { gelu_backward(s.dup, s.dh, a.up, N, r.Fr, run); }
         matmul_dgrad(s.dn, s.dup, r.Ur, p.up, N, C, r.Ur, 1.0f, false, run);
@@ -395,7 +403,9 @@ void Model<X>::backward(Activations<X>& s, i64 B, i64 S, GradMode mode, const st
         matmul_wgrad(d.up, d.up_bias, s.dup, r.Ur, a.n2, N, C, r.Ur, 1.0f, mode, run);
         if (d.attn_out_bias) { bias_backward(d.attn_out_bias, s.dx, N, C, mode, run); }
         recompute_attention(s, l, B, S);
-        row_parallel_backward(s.datt, d.attn_out, s.dx, s.row, ticket, a.att, p.attn_out, mode, N, r.Ar, tp, run);
+        row_parallel_backward_private(s.datt, d.attn_out, s.dx, s.row, a.att, p.attn_out, mode, N, r.Ar, tp, run);
+        co_yield ticket;
+        row_parallel_backward_shared(s.datt, d.attn_out, s.dx, s.row, a.att, p.attn_out, mode, N, r.Ar, tp, run);
         attention_backward(s.dq, s.dk, s.dv, s.datt, a.att, a.lse, a.q, a.k, a.v, B, S, r.NHr, r.KVHr, r.HS, run);
         rope_split_backward(dqkv, s.dq, s.dk, s.dv, rope_cos, rope_sin, B, S, r.NHr, r.KVHr, r.HS, run);
         matmul_dgrad(s.dn, dqkv, r.QKVr, p.qkv, N, C, r.QKVr, 1.0f, false, run);
@@ -408,9 +418,15 @@ void Model<X>::backward(Activations<X>& s, i64 B, i64 S, GradMode mode, const st
     const Comm::Ticket ticket = tp.comm.start_all_reduce(dx32, N * C, DType::FP32, Traffic::EMBEDDING);      // <=> all channels, once
     matmul_wgrad(g.layers[0].qkv, g.layers[0].qkv_bias, dqkv, r.QKVr, s.layers[0].n1, N, C, r.QKVr, 1.0f, mode, run);
     layer_done(0);
-    tp.comm.wait(ticket);
-    embedding_backward(g.embedding, dx32, s.tokens, r.vocab, N, C, config.tie ? GradMode::ADD : mode, run);
+    co_yield ticket;
+    embedding_backward(g.embedding, dx32, s.tokens, r.vocab, N, C, config.tie && !tied_head ? GradMode::ADD : mode, run);
     if (g.position) { position_backward(g.position, dx32, B, S, C, config.max_positions, mode, run); }
+}
+
+// After the last micro-batch.
+template <typename X>
+void Model<X>::complete_tied_gradient() {
+    if (tied_head) { bias_backward(g.embedding, tied_head, 1, r.Vr * r.C, GradMode::ADD, run); }
 }
 
 // =====================================================================================================================
@@ -464,7 +480,7 @@ struct Trainer {
     Ranks& ranks;
     Run& run;
     Model<X> model;
-    Activations<X> acts;
+    std::deque<Activations<X>> acts;   // of a micro-batch; of its halves, where they are interleaved
     Optimizer<X> optimizer;
     Arena state{"optimiser"};
     SpikeFilter loss_filter, norm_filter;
@@ -472,13 +488,24 @@ struct Trainer {
 
     // Without training there are no gradients, no optimiser state, and nothing is kept for backward.
     Trainer(const Options& o, Ranks& ranks, Run& run, bool training)
-        : o(o), ranks(ranks), run(run), model(o.shape, make_tensor_parallel(o, ranks), o.seq, training, run),
-          acts(model.r, model.tp, o.micro_batch, o.seq, o.seq, training ? (Keep)o.recompute : Keep::NOTHING), optimizer(model.table, ranks, o.zero == 1) {
+        : o(o), ranks(ranks), run(run),
+          model(o.shape, make_tensor_parallel(o, ranks), o.seq, training ? o.global_batch / ranks.dp->size / sequences() : 0, run), optimizer(model.table, ranks, o.zero == 1) {
+        for (i64 sequence = 0; sequence < o.micro_batch; sequence += sequences()) {
+            acts.emplace_back(model.r, model.tp, sequences(), o.seq, o.seq, training ? (Keep)o.recompute : Keep::NOTHING);
+        }
         if (training) { optimizer.plan(state); }
     }
-    std::vector<const Arena*> families() const { return {&model.parameters, &model.gradients, &state, &acts.kept, &acts.scratch, &model.rope}; }
+    // That one pass computes.
+    i64 sequences() const { return o.interleave ? o.micro_batch / 2 : o.micro_batch; }
+    std::vector<const Arena*> families() const {
+        std::vector<const Arena*> all = {&model.parameters, &model.gradients, &state};
+        for (const Activations<X>& a : acts) { all.insert(all.end(), {&a.kept, &a.scratch}); }
+        all.push_back(&model.rope);
+        return all;
+    }
     void allocate() {
-        model.allocate(), acts.allocate(), state.allocate();
+        model.allocate(), state.allocate();
+        for (Activations<X>& a : acts) { a.allocate(); }
         optimizer.bind(model.params, model.grads);
     }
 
@@ -496,33 +523,56 @@ struct Trainer {
     }
 
     // Windows of S+1 tokens to inputs and targets. Past `valid` windows: padding that has no loss.
-    void upload(const int32_t* windows, i64 B, i64 valid) {
-        const i64 S = o.seq;
+    void upload(Activations<X>& s, const int32_t* windows, i64 valid) {
+        const i64 B = sequences(), S = o.seq;
         std::vector<int> tokens(B * S), targets(B * S);
         for (i64 b = 0; b < B; b++) {
-            for (i64 s = 0; s < S; s++) {
-                tokens[b * S + s] = b < valid ? windows[b * (S + 1) + s] : 0;
-                targets[b * S + s] = b < valid ? windows[b * (S + 1) + s + 1] : -1;
+            for (i64 i = 0; i < S; i++) {
+                tokens[b * S + i] = b < valid ? windows[b * (S + 1) + i] : 0;
+                targets[b * S + i] = b < valid ? windows[b * (S + 1) + i + 1] : -1;
             }
         }
-        copy_to_device(acts.tokens, tokens.data(), B * S, run);
-        copy_to_device(acts.targets, targets.data(), B * S, run);
+        copy_to_device(s.tokens, tokens.data(), B * S, run);
+        copy_to_device(s.targets, targets.data(), B * S, run);
+    }
+
+    // Everything that is computed from what was uploaded.
+    Pass loss(Activations<X>& s) {
+        for (Comm::Ticket ticket : model.forward(s, sequences(), o.seq, 0)) { co_yield ticket; }
+        for (Comm::Ticket ticket : model.head(s, sequences() * o.seq, 0, GradMode::WRITE, false)) { co_yield ticket; }
+    }
+    Pass loss_and_gradients(Activations<X>& s, GradMode mode, bool last) {
+        const float scale = (float)(1.0 / (double)(o.global_batch * o.seq));
+        for (Comm::Ticket ticket : model.forward(s, sequences(), o.seq, 0)) { co_yield ticket; }
+        for (Comm::Ticket ticket : model.head(s, sequences() * o.seq, scale, mode, true)) { co_yield ticket; }
+        Pass backward = model.backward(s, sequences(), o.seq, mode, [this, last](i64 l) { if (last) { optimizer.start_reduce(l); } });  // <=> the layer's DP sum
+        for (Comm::Ticket ticket : backward) { co_yield ticket; }
+    }
+    // What passes left, added in their order.
+    void add_losses(double& sum) {
+        for (const Activations<X>& s : acts) {
+            std::vector<float> losses(sequences() * o.seq);
+            copy_to_host(losses.data(), s.losses, (i64)losses.size(), run);
+            sum += std::accumulate(losses.begin(), losses.end(), 0.0);
+        }
     }
 
     // This rank's windows of step t's global batch -> one update of the weights, the same on every rank. A loss or norm that is
     // not finite, or a spike, leaves the weights as they are.
     StepResult step(const int32_t* windows, i64 t) {
-        const i64 B = o.micro_batch, S = o.seq, D = ranks.dp->size, micro_batches = o.global_batch / D / B;
-        const float scale = (float)(1.0 / (double)(o.global_batch * S));
+        const i64 B = sequences(), S = o.seq, end = o.global_batch / ranks.dp->size;
         double local_loss = 0;
-        for (i64 m = 0; m < micro_batches; m++) {
-            const GradMode mode = m == 0 ? GradMode::WRITE : GradMode::ADD;
-            upload(windows + m * B * (S + 1), B, B);
-            model.forward(acts, B, S, 0);
-            local_loss += model.head_loss(acts, B * S, scale, mode, true);
-            const bool last = m + 1 == micro_batches;
-            model.backward(acts, B, S, mode, [&](i64 l) { if (last) { optimizer.start_reduce(l); } });        // <=> the layer's DP sum
+        for (i64 at = 0; at < end;) {
+            std::vector<Pass> passes;
+            for (Activations<X>& s : acts) {
+                upload(s, windows + at * (S + 1), B);
+                passes.push_back(loss_and_gradients(s, at == 0 ? GradMode::WRITE : GradMode::ADD, at + B == end));
+                at += B;
+            }
+            complete(std::move(passes), *ranks.tp);
+            add_losses(local_loss);
         }
+        model.complete_tied_gradient();
         StepResult result{sum_over_dp(local_loss) / (double)(o.global_batch * S), 0, false};
         optimizer.reduce_gradients();                                                                         // <=> the rest's DP sum, TP sum of replicated tensors
         result.grad_norm = optimizer.gradient_norm(run);                                                      // <=> two numbers
@@ -543,16 +593,22 @@ struct Trainer {
 
     // The mean loss over the first global batches of a set, in order; over all of it where batches is 0.
     double validate(const DataLoader& set, i64 batches) {
-        const i64 B = o.micro_batch, S = o.seq, D = ranks.dp->size;
+        const i64 B = sequences(), S = o.seq, D = ranks.dp->size;
         const i64 windows = batches > 0 ? std::min(set.windows(), batches * o.global_batch) : set.windows();
         std::vector<int32_t> batch(B * (S + 1));
         double loss = 0;
-        for (i64 at = 0; at < windows; at += B * D) {
-            const i64 first = at + ranks.dp->rank * B, valid = std::clamp<i64>(windows - first, 0, B);
-            for (i64 b = 0; b < valid; b++) { set.read_sequential(first + b, batch.data() + b * (S + 1)); }
-            upload(batch.data(), B, valid);
-            model.forward(acts, B, S, 0);
-            loss += model.head_loss(acts, B * S, 0, GradMode::WRITE, false);
+        for (i64 at = 0; at < windows; at += o.micro_batch * D) {
+            std::vector<Pass> passes;
+            i64 first = at + ranks.dp->rank * o.micro_batch;
+            for (Activations<X>& s : acts) {
+                const i64 valid = std::clamp<i64>(windows - first, 0, B);
+                for (i64 b = 0; b < valid; b++) { set.read_sequential(first + b, batch.data() + b * (S + 1)); }
+                upload(s, batch.data(), valid);
+                passes.push_back(this->loss(s));
+                first += B;
+            }
+            complete(std::move(passes), *ranks.tp);
+            add_losses(loss);
         }
         return sum_over_dp(loss) / (double)(windows * S);
     }
@@ -570,7 +626,8 @@ struct Trainer {
 // have come apart, sqrt(sum over ranks of |x_r - mean|^2 / sum over ranks of |x_r|^2), at the layer's output.
 template <typename X>
 json Trainer<X>::insight() {
-    const i64 L = model.r.L, N = o.micro_batch * o.seq, C = model.r.C;
+    const i64 L = model.r.L, N = sequences() * o.seq, C = model.r.C;
+    const Activations<X>& last = acts.back();
     const int T = ranks.tp->size;
     std::vector<double> mine(3 * L), all(3 * L * ranks.world->size), total(3 * L);
     for (const Tensor& t : model.table.tensors()) {
@@ -587,7 +644,7 @@ json Trainer<X>::insight() {
         arena.add(&sum, N * C);
         arena.allocate();
         for (i64 l = 0; l < L; l++) {
-            const X* out = l + 1 < L ? acts.layers[l + 1].x_in : acts.x_out;
+            const X* out = l + 1 < L ? last.layers[l + 1].x_in : last.x_out;
             cast(sum, out, N * C, run);
             ranks.tp->all_reduce(sum, N * C, DType::FP32, Traffic::OTHER);
             mine[L + l] += sum_of_squared_differences(out + Ck, sum + Ck, 1.0f / (float)T, C, N, private_channels, run);
@@ -675,7 +732,7 @@ struct Generator {
         for (i64 at = 0; at < (i64)tokens.size(); at += n) {
             n = std::min((i64)tokens.size() - at, acts.max_S);
             copy_to_device(acts.tokens, tokens.data() + at, n, model.run);
-            model.forward(acts, 1, n, pos0 + at);
+            complete(model.forward(acts, 1, n, pos0 + at), model.tp.comm);
         }
         matmul_forward(acts.row_logits, r.Vr, acts.n_out + (n - 1) * r.C, model.w.head, (const X*)nullptr, 1, r.C, r.Vr, 1.0f, model.run);
         model.tp.comm.all_gather(acts.row_logits, acts.all_row_logits, r.Vmax * (i64)sizeof(float), Traffic::LOSS);   // <=> every shard's logits
@@ -784,12 +841,12 @@ json print_header(const Options& o, Trainer<X>& trainer, Ranks& ranks, Logger& l
     const Volume volume = wire_volume(o, trainer.model.tp, D);
     i64 bytes = 0;
     std::string memory;
-    json families = json::object();
+    nlohmann::ordered_json families = nlohmann::ordered_json::object();
     for (const Arena* arena : trainer.families()) {
         bytes += arena->bytes();
-        families[arena->name()] = arena->bytes();
-        memory += format("%s%s %.3f", memory.empty() ? "" : ", ", arena->name().c_str(), arena->bytes() / 1073741824.0);
+        families[arena->name()] = families.value(arena->name(), (i64)0) + arena->bytes();
     }
+    for (const auto& [name, size] : families.items()) { memory += format("%s%s %.3f", memory.empty() ? "" : ", ", name.c_str(), size.template get<double>() / 1073741824.0); }
     auto row = [&](const char* key, const std::string& text) { log.line("| %-11s| %s", key, text.c_str()); };
     const std::string rule = "+" + std::string(12, '-') + "+" + std::string(96, '-');
     log.line("%s", rule.c_str());
@@ -805,8 +862,8 @@ json print_header(const Options& o, Trainer<X>& trainer, Ranks& ranks, Logger& l
     row("wire", human_bytes(volume.here) + " per rank and step in the layers; " + human_bytes(volume.plain) + " at p = 1");
     row("memory", format("%.3f GiB per rank: %s", bytes / 1073741824.0, memory.c_str()));
     row("numbers", format("%s activations and weights, fp32 master weights, gradients, moments; GEMM: %s", dtype_name(dtype_of<X>), gemm_library().c_str()));
-    row("batch", format("%lld sequences of %lld = %s tokens a step, micro-batch %lld", (long long)o.global_batch, (long long)o.seq, human_count((double)(o.global_batch * o.seq)).c_str(),
-                        (long long)o.micro_batch));
+    row("batch", format("%lld sequences of %lld = %s tokens a step, micro-batch %lld%s", (long long)o.global_batch, (long long)o.seq, human_count((double)(o.global_batch * o.seq)).c_str(),
+                        (long long)o.micro_batch, o.interleave ? " in two halves, interleaved" : ""));
     row("optimiser", format("AdamW, lr %g (%s, warm-up %lld, floor %g), decay %g, clip %g, %lld steps", o.lr, o.schedule.c_str(), (long long)o.warmup, o.min_lr, o.weight_decay, o.clip,
                             (long long)o.steps));
     for (const auto& [key, set] : {std::pair{"train", train}, std::pair{"validation", val}}) {
@@ -822,7 +879,7 @@ json print_header(const Options& o, Trainer<X>& trainer, Ranks& ranks, Logger& l
         if (set == train) { row("order", set->order_text()); }
     }
     log.line("%s", rule.c_str());
-    return {{"parameters", all}, {"parameters_per_rank", here}, {"memory_bytes", families}, {"wire_bytes_per_step", volume.here}, {"wire_bytes_per_step_p1", volume.plain}};
+    return {{"parameters", all}, {"parameters_per_rank", here}, {"memory_bytes", json(families)}, {"wire_bytes_per_step", volume.here}, {"wire_bytes_per_step_p1", volume.plain}};
 }
 
 // Refuses what cannot fit before anything is allocated, with the size; the kernel would kill the job without a word.
@@ -1142,7 +1199,7 @@ int use(const Options& o, Ranks& ranks, Run& run) {
     const i64 context = std::max<i64>(o.shape.max_positions, 1);
     const TextRule text(o.tokenizer, rule, o.shape.vocab);
     text.encode(o.prompt);  // refuses what it must before the weights are read
-    Model<X> model(o.shape, make_tensor_parallel(o, ranks), context, false, run);
+    Model<X> model(o.shape, make_tensor_parallel(o, ranks), context, 0, run);
     check_memory({&model.parameters, &model.rope}, ranks);
     model.allocate();
     load(model);

@@ -92,6 +92,10 @@ public:
     Ticket start_reduce_scatter(float* data, const std::vector<Range>& ranges, Traffic traffic) {
         return start_in_flight({data, sizeof(float), DType::FP32, ranges, /*reduce=*/true, /*gather=*/false, traffic});
     }
+    // all_gather, below, in the same way; `mine` is free on return.
+    Ticket start_all_gather(const void* mine, void* all, i64 bytes, Traffic traffic) {
+        return start_in_flight({all, 1, DType::FP32, place_in_all(mine, all, bytes), /*reduce=*/false, /*gather=*/true, traffic});
+    }
     // Waiting again for what is done is harmless.
     void wait(Ticket ticket) {
         Ticket& in_flight = in_flight_[ticket % MAX_IN_FLIGHT];
@@ -108,11 +112,7 @@ public:
 
     // all[r * bytes, (r + 1) * bytes) = rank r's `mine`, for every r. `mine` may be its place in `all`.
     void all_gather(const void* mine, void* all, i64 bytes, Traffic traffic) {
-        char* place = (char*)all + rank * bytes;
-        if (place != mine && bytes > 0) { copy(place, mine, bytes); }
-        std::vector<Range> parts(size);
-        for (int r = 0; r < size; r++) { parts[r] = {r * bytes, (r + 1) * bytes}; }
-        all_gather_ranges(all, 1, parts, traffic);
+        all_gather_ranges(all, 1, place_in_all(mine, all, bytes), traffic);
     }
     // data[ranges[rank]] = sum over ranks of their data[ranges[rank]]; all else keeps what it had. One range a rank, disjoint.
     void reduce_scatter(float* data, const std::vector<Range>& ranges, Traffic traffic) {
@@ -153,6 +153,14 @@ private:
     bool is_nothing(const Exchange& exchange) const {
         check((int)exchange.parts.size() == size, "%zu ranges given to a group of %d ranks", exchange.parts.size(), size);
         return size == 1 || std::all_of(exchange.parts.begin(), exchange.parts.end(), [](const Range& part) { return part.size() == 0; });
+    }
+    // Puts this rank's bytes where an all_gather has them, and says where everybody's are.
+    std::vector<Range> place_in_all(const void* mine, void* all, i64 bytes) {
+        char* place = (char*)all + rank * bytes;
+        if (place != mine && bytes > 0) { copy(place, mine, bytes); }
+        std::vector<Range> parts(size);
+        for (int r = 0; r < size; r++) { parts[r] = {r * bytes, (r + 1) * bytes}; }
+        return parts;
     }
     Ticket start_in_flight(Exchange exchange) {
         if (is_nothing(exchange)) { return 0; }

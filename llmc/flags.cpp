@@ -152,6 +152,9 @@ void finish(Options& o) {
     for (const auto& [value, flag] : std::initializer_list<std::pair<i64, const char*>>{{o.seq, "--seq"}, {o.micro_batch, "--micro-batch"}, {o.global_batch, "--global-batch"}}) {
         within((double)value, 1, MOST, flag);
     }
+    if (o.interleave && o.micro_batch % 2 != 0) {
+        usage_error("--micro-batch is %lld: --interleave wants an even number, to halve it\nHINT: --micro-batch %lld", (long long)o.micro_batch, (long long)o.micro_batch + 1);
+    }
     within((double)o.steps, 0, 1e12, "--steps");
     if (o.shape.max_positions == 0) { o.shape.max_positions = o.seq; }
     finish_model(o.shape);

@@ -33,6 +33,7 @@ struct Options {
     bool resume = false, dry_run = false;
     i64 save_every = 0, keep = 3, val_every = 0, val_batches = 2, sample_every = 0, insight_every = 0;
     int threads = 0, recompute = 1;
+    bool interleave = false;
     double comm_timeout = 600;
     // use
     std::string checkpoint, prompt, tokenizer, export_hf;
@@ -109,6 +110,7 @@ void visit_flags(Options& o, Visitor&& v) {
     v(g, "--dtype", o.dtype, "fp32, bf16 (fp32 master weights and gradients) or auto (what is fast on this processor)");
     v(g, "--reduce-dtype", o.reduce_dtype, "type on the wire of the partial channel reduce: fp32, bf16 or auto (that of the activations)");
     v(g, "--recompute", o.recompute, "activations computed again in backward instead of kept: 0 none, 1 norms and activation functions, 2 whole blocks");
+    v(g, "--interleave", o.interleave, "compute each micro-batch as two halves in turn, so that the sums one half waits for travel under the other half's products: for a slow wire");
     v(g, "--threads", o.threads, "CPU threads per host, divided among its ranks; 0: one per core");
     v(g, "--comm-timeout", o.comm_timeout, "seconds: a collective between GPUs that takes longer ends the run, for a rank hangs");
     v(g, "--dry-run", o.dry_run, "print the header box (parameters, memory, bytes on the wire) and leave; also for models larger than the machine");

@@ -74,44 +74,47 @@ Comm::Ticket row_parallel_forward(RowParallelScratch<X>& s, const X* a, const X*
     return ticket;
 }
 
-// da (N, K) and dweight (C, K) from the residual's gradient dx (N, C), whose shared block was started as `ticket`. The
-// private block waits for nothing, so it goes first.
+// da (N, K) and dweight (C, K) from the residual's gradient dx (N, C). The private block waits for nothing; the shared one is used when its
+// sum, in s.out, is complete.
 template <typename X>
-void row_parallel_backward(X* da, float* dweight, const X* dx, RowParallelScratch<X>& s, Comm::Ticket ticket, const X* a, const X* weight, GradMode mode,
-                           i64 N, i64 K, TensorParallel& tp, Run& run) {
-    const i64 Ck = tp.Ck, Cp = tp.private_channels(), C = tp.C;
-    const bool both = Ck > 0 && Cp > 0;
-    auto input_gradient = [&](const X* dout, i64 ld, const X* w, i64 rows, float alpha, bool accumulate) {
-        if constexpr (std::is_same_v<X, float>) {
-            matmul_dgrad(da, dout, ld, w, N, K, rows, alpha, accumulate, run);
-        } else if (both) {
-            matmul_dgrad(s.dinput, dout, ld, w, N, K, rows, alpha, accumulate, run);
+void row_parallel_input_gradient(X* da, const X* dout, i64 ld, const X* weight, i64 rows, float alpha, bool accumulate, RowParallelScratch<X>& s, i64 N, i64 K,
+                                 const TensorParallel& tp, Run& run) {
+    if constexpr (std::is_same_v<X, float>) {
+        matmul_dgrad(da, dout, ld, weight, N, K, rows, alpha, accumulate, run);
+    } else if (tp.Ck > 0 && tp.private_channels() > 0) {
+        matmul_dgrad(s.dinput, dout, ld, weight, N, K, rows, alpha, accumulate, run);
+    } else {
+        matmul_dgrad(da, dout, ld, weight, N, K, rows, alpha, false, run);
+    }
+}
+template <typename X>
+void row_parallel_backward_private(X* da, float* dweight, const X* dx, RowParallelScratch<X>& s, const X* a, const X* weight, GradMode mode, i64 N, i64 K,
+                                   const TensorParallel& tp, Run& run) {
+    const i64 Ck = tp.Ck, Cp = tp.private_channels();
+    if (Cp == 0) { return; }
+    matmul_wgrad(dweight + Ck * K, nullptr, dx + Ck, tp.C, a, N, K, Cp, tp.private_scale, mode, run);
+    row_parallel_input_gradient(da, dx + Ck, tp.C, weight + Ck * K, Cp, tp.private_scale, false, s, N, K, tp, run);
+}
+template <typename X>
+void row_parallel_backward_shared(X* da, float* dweight, const X* dx, RowParallelScratch<X>& s, const X* a, const X* weight, GradMode mode, i64 N, i64 K,
+                                  const TensorParallel& tp, Run& run) {
+    const i64 Ck = tp.Ck, Cp = tp.private_channels();
+    if (Ck == 0) { return; }
+    const X* shared = dx;  // one rank: the sum is the gradient itself
+    i64 ld = tp.C;
+    if (tp.comm.size > 1) {
+        ld = s.out.ld_shared;
+        if (s.out.wire == dtype_of<X>) {
+            shared = static_cast<const X*>(s.out.shared);
         } else {
-            matmul_dgrad(da, dout, ld, w, N, K, rows, alpha, false, run);
+            if (s.out.wire == DType::FP32) { cast(s.staging, static_cast<const float*>(s.out.shared), N * ld, run); }
+            else { cast(s.staging, static_cast<const bf16*>(s.out.shared), N * ld, run); }
+            shared = s.staging;
         }
-    };
-    if (Cp > 0) {
-        matmul_wgrad(dweight + Ck * K, nullptr, dx + Ck, C, a, N, K, Cp, tp.private_scale, mode, run);
-        input_gradient(dx + Ck, C, weight + Ck * K, Cp, tp.private_scale, false);
     }
-    tp.comm.wait(ticket);
-    if (Ck > 0) {
-        const X* shared = dx;  // one rank: the sum is the gradient itself
-        i64 ld = C;
-        if (tp.comm.size > 1) {
-            ld = s.out.ld_shared;
-            if (s.out.wire == dtype_of<X>) {
-                shared = static_cast<const X*>(s.out.shared);
-            } else {
-                if (s.out.wire == DType::FP32) { cast(s.staging, static_cast<const float*>(s.out.shared), N * ld, run); }
-                else { cast(s.staging, static_cast<const bf16*>(s.out.shared), N * ld, run); }
-                shared = s.staging;
-            }
-        }
-        matmul_wgrad(dweight, nullptr, shared, ld, a, N, K, Ck, 1.0f, mode, run);
-        input_gradient(shared, ld, weight, Ck, 1.0f, Cp > 0);
-    }
+    matmul_wgrad(dweight, nullptr, shared, ld, a, N, K, Ck, 1.0f, mode, run);
+    row_parallel_input_gradient(da, shared, ld, weight, Ck, 1.0f, Cp > 0, s, N, K, tp, run);
     if constexpr (!std::is_same_v<X, float>) {
-        if (both) { cast(da, s.dinput, N * K, run); }
+        if (Cp > 0) { cast(da, s.dinput, N * K, run); }
     }
 }

@@ -48,7 +48,8 @@ def test_fifty_steps_as_on_the_cpu(d):
 
 def test_every_kind_of_ranks_as_on_the_cpu(d):
     data = make_data(d)
-    for tp, dp, p, flags in [(2, 2, 0.3, ['--zero', 1, '--recompute', 2]), (4, 1, 0, ['--arch', 'gpt', '--tie']), (1, 3, 1, ['--zero', 1, '--recompute', 0]), (4, 1, 0.97, [])]:
+    for tp, dp, p, flags in [(2, 2, 0.3, ['--zero', 1, '--recompute', 2]), (4, 1, 0, ['--arch', 'gpt', '--tie']), (1, 3, 1, ['--zero', 1, '--recompute', 0]),
+                             (4, 1, 0.97, []), (2, 2, 0.5, ['--interleave'])]:
         args = SMALL + data + ['--global-batch', 12, '--sync-factor', p, '--insight-every', 2] + flags + ['--tp', tp, '--dp', dp, '--steps', 4]
         channels = int(32 * p)
         ok(args + ['--log', f'{d}/cpu'])

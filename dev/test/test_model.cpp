@@ -15,6 +15,7 @@ struct Case {
     i64 B = 2, G = 2, S = 9;
     std::string private_scale = "forward", dtype = "fp32", reduce = "auto";
     i64 heads = 4, kv = 4, V = 37, C = 24, F = 32;
+    bool interleave = false;
 };
 
 Options options_of(const Case& c) {
@@ -24,7 +25,7 @@ Options options_of(const Case& c) {
     o.shape.tie = c.tie, o.shape.rotary = c.rotary, o.shape.max_positions = c.S;
     o.arch = c.gpt ? "gpt" : "llama", o.positions = c.rotary ? "rotary" : "learned";
     o.tp = c.T, o.dp = c.D, o.zero = c.zero, o.recompute = c.recompute, o.sync_factor = c.p, o.private_scale = c.private_scale;
-    o.micro_batch = c.B, o.global_batch = c.G, o.seq = c.S, o.dtype = c.dtype, o.reduce_dtype = c.reduce, o.threads = c.threads * c.T * c.D;
+    o.micro_batch = c.B, o.global_batch = c.G, o.seq = c.S, o.dtype = c.dtype, o.reduce_dtype = c.reduce, o.threads = c.threads * c.T * c.D, o.interleave = c.interleave;
     o.lr = 3e-3, o.min_lr = 3e-4, o.warmup = 0, o.schedule = "constant", o.eps = 1e-8, o.steps = 100;
     finish_model(o.shape);
     check_split(o.shape, o.tp, o.sync_factor);
@@ -91,11 +92,11 @@ Whole whole_gradients(const Case& c) {
         const auto windows = random_windows(c.G, t.o);
         double loss = 0;
         for (i64 m = 0; m < local / c.B; m++) {
-            t.upload(windows.data() + (t.ranks.dp->rank * local + m * c.B) * (c.S + 1), c.B, c.B);
-            t.model.forward(t.acts, c.B, c.S, 0);
-            loss += t.model.head_loss(t.acts, c.B * c.S, (float)(1.0 / (double)(c.G * c.S)), m == 0 ? GradMode::WRITE : GradMode::ADD, true);
-            t.model.backward(t.acts, c.B, c.S, m == 0 ? GradMode::WRITE : GradMode::ADD);
+            t.upload(t.acts[0], windows.data() + (t.ranks.dp->rank * local + m * c.B) * (c.S + 1), c.B);
+            complete(t.loss_and_gradients(t.acts[0], m == 0 ? GradMode::WRITE : GradMode::ADD, false), *t.ranks.tp);
+            t.add_losses(loss);
         }
+        t.model.complete_tied_gradient();
         loss = t.sum_over_dp(loss) / (double)(c.G * c.S);
         t.optimizer.reduce_gradients();
         if (t.ranks.dp->rank != 0) { return; }
@@ -176,11 +177,11 @@ TEST(Model, SharedChannelsAreBitIdenticalAfterEveryLayer) {
         c.p = 0.3, c.T = 4;
         std::vector<std::vector<std::vector<float>>> streams(4);
         on_ranks(c, [&](Trainer<float>& t) {
-            t.upload(random_windows(c.B, t.o).data(), c.B, c.B);
-            t.model.forward(t.acts, c.B, c.S, 0);
+            t.upload(t.acts[0], random_windows(c.B, t.o).data(), c.B);
+            complete(t.model.forward(t.acts[0], c.B, c.S, 0), *t.ranks.tp);
             auto& mine = streams[t.ranks.tp->rank];
-            for (const auto& a : t.acts.layers) { mine.push_back(host(a.x_in, c.B * c.S * c.C, t.run)), mine.push_back(host(a.x_mid, c.B * c.S * c.C, t.run)); }
-            mine.push_back(host(t.acts.x_out, c.B * c.S * c.C, t.run));
+            for (const auto& a : t.acts[0].layers) { mine.push_back(host(a.x_in, c.B * c.S * c.C, t.run)), mine.push_back(host(a.x_mid, c.B * c.S * c.C, t.run)); }
+            mine.push_back(host(t.acts[0].x_out, c.B * c.S * c.C, t.run));
         });
         const i64 Ck = shared_channels(c.C, c.p);
         bool private_differ = false;
@@ -220,13 +221,16 @@ TEST(Model, GradientsEqualFiniteDifferences) {
                 c.T = T, c.p = p;
                 on_ranks(c, [&](Trainer<float>& t) {
                     const i64 N = c.B * c.S;
-                    t.upload(random_windows(c.B, t.o).data(), c.B, c.B);
+                    t.upload(t.acts[0], random_windows(c.B, t.o).data(), c.B);
                     auto loss = [&](GradMode mode, bool gradient) {
-                        t.model.forward(t.acts, c.B, c.S, 0);
-                        return t.model.head_loss(t.acts, N, (float)(1.0 / (double)N), mode, gradient) / (double)N;
+                        complete(t.model.forward(t.acts[0], c.B, c.S, 0), *t.ranks.tp);
+                        complete(t.model.head(t.acts[0], N, (float)(1.0 / (double)N), mode, gradient), *t.ranks.tp);
+                        double sum = 0;
+                        t.add_losses(sum);
+                        return sum / (double)N;
                     };
                     loss(GradMode::WRITE, true);
-                    t.model.backward(t.acts, c.B, c.S, GradMode::WRITE);
+                    complete(t.model.backward(t.acts[0], c.B, c.S, GradMode::WRITE), *t.ranks.tp);
                     t.optimizer.reduce_gradients();
                     const auto g = host(t.model.grads, t.model.table.count(), t.run), w = host(t.model.params, t.model.table.count(), t.run);
                     for (const Tensor& tensor : t.model.table.tensors()) {
@@ -265,31 +269,35 @@ TEST(Model, GradientsEqualFiniteDifferences) {
     }
 }
 
-TEST(Model, AccumulationDataParallelAndZeroEqualTheBigBatch) {
-    struct Result {
+struct Result {
+    std::vector<double> losses, norms;
+    std::vector<float> params;
+    bool operator==(const Result&) const = default;
+};
+template <typename X = float>
+Result train_steps(const Case& c, i64 steps) {
+    Result r;
+    on_ranks<X>(c, [&](Trainer<X>& t) {
+        const i64 local = c.G / c.D;
         std::vector<double> losses, norms;
-        std::vector<float> params;
-    };
-    auto train20 = [](const Case& c) {
-        Result r;
-        on_ranks(c, [&](Trainer<float>& t) {
-            const i64 local = c.G / c.D;
-            std::vector<double> losses, norms;
-            for (i64 step = 1; step <= 20; step++) {
-                const auto windows = random_windows(c.G, t.o, (uint32_t)step);
-                const StepResult result = t.step(windows.data() + t.ranks.dp->rank * local * (c.S + 1), step);
-                losses.push_back(result.loss), norms.push_back(result.grad_norm);
-            }
-            if (t.ranks.world->rank == 0) { r = {losses, norms, host(t.model.params, t.model.table.count(), t.run)}; }
-        });
-        return r;
-    };
+        for (i64 step = 1; step <= steps; step++) {
+            const auto windows = random_windows(c.G, t.o, (uint32_t)step);
+            const StepResult result = t.step(windows.data() + t.ranks.dp->rank * local * (c.S + 1), step);
+            losses.push_back(result.loss), norms.push_back(result.grad_norm);
+        }
+        const auto params = host(t.model.params, t.model.table.count(), t.run);
+        if (t.ranks.world->rank == 0) { r = {losses, norms, std::vector<float>(params.begin(), params.end())}; }
+    });
+    return r;
+}
+
+TEST(Model, AccumulationDataParallelAndZeroEqualTheBigBatch) {
     for (int T : {1, 2}) {
         Case c{.tie = true, .T = T, .p = 0.5, .B = 12, .G = 12};
-        const Result big = train20(c);
+        const Result big = train_steps(c, 20);
         for (auto [D, B] : std::vector<std::pair<int, i64>>{{1, 1}, {1, 3}, {2, 6}, {3, 4}, {4, 1}}) {
             c.D = D, c.B = B, c.zero = 0;
-            const Result split = train20(c);
+            const Result split = train_steps(c, 20);
             for (size_t i = 0; i < 20; i++) {
                 EXPECT_TRUE(rel(big.losses[i], split.losses[i]) <= 2e-5) << name_of(c) << " step " << i << ": " << big.losses[i] << " " << split.losses[i];
                 EXPECT_TRUE(rel(big.norms[i], split.norms[i]) <= 2e-4) << name_of(c) << " step " << i;
@@ -298,7 +306,7 @@ TEST(Model, AccumulationDataParallelAndZeroEqualTheBigBatch) {
             EXPECT_TRUE(rel(big.norms[0], split.norms[0]) <= 2e-6) << name_of(c);
             if (D > 1) {
                 c.zero = 1;
-                const Result zero = train20(c);
+                const Result zero = train_steps(c, 20);
                 EXPECT_EQ(zero.losses, split.losses) << name_of(c);
                 EXPECT_EQ(zero.norms, split.norms) << name_of(c);
                 EXPECT_EQ(zero.params, split.params) << name_of(c);
@@ -307,19 +315,63 @@ TEST(Model, AccumulationDataParallelAndZeroEqualTheBigBatch) {
     }
 }
 
+// --interleave: the same sums, in the same order, as from halves that come one after the other.
+TEST(Model, InterleavedHalvesEqualTheSameHalvesInTurn) {
+    const auto compare = [](Case c, auto type) {
+        using X = decltype(type);
+        c.B = 2, c.G = 8, c.interleave = false;
+        const Result in_turn = train_steps<X>(c, 5);
+        c.B = 4, c.interleave = true;
+        EXPECT_TRUE(in_turn == train_steps<X>(c, 5)) << name_of(c);
+        EXPECT_TRUE(std::isfinite(in_turn.losses[4])) << name_of(c);
+    };
+    for (Case c : architectures()) {
+        for (int T : {1, 2, 4}) {
+            for (double p : {0.0, 0.5, 1.0}) {
+                if (T == 1 && p != 1.0) { continue; }
+                c.T = T, c.p = p;
+                compare(c, float());
+            }
+        }
+        c.T = 2, c.p = 0.5;
+        for (int recompute : {1, 2}) { c.recompute = recompute, compare(c, float()); }
+        c.recompute = 0, c.D = 2;
+        for (int zero : {0, 1}) { c.zero = zero, compare(c, float()); }
+        c.dtype = "bf16", compare(c, bf16());
+    }
+}
+
+TEST(Model, InterleavedHalvesHaveTheirSumsUnderWayAtOnce) {
+    on_ranks(Case{.T = 2, .p = 0.5, .B = 4, .G = 4, .interleave = true}, [&](Trainer<float>& t) {
+        ASSERT_EQ(t.acts.size(), 2u);
+        const auto windows = random_windows(4, t.o);
+        t.upload(t.acts[0], windows.data(), 2), t.upload(t.acts[1], windows.data() + 2 * 10, 2);
+        Pass first = t.loss_and_gradients(t.acts[0], GradMode::WRITE, false), second = t.loss_and_gradients(t.acts[1], GradMode::ADD, true);
+        i64 stops = 0;
+        bool going = true;
+        while (going) {  // what complete() does: the second half starts a sum of its own before the first half waits
+            going = first.advance();
+            ASSERT_EQ(second.advance(), going);
+            if (going) { EXPECT_EQ(second.ticket(), first.ticket() + 1) << "stop " << stops++; }
+            t.ranks.tp->wait(first.ticket()), t.ranks.tp->wait(second.ticket());
+        }
+        EXPECT_EQ(stops, 2 + 4 * 2 + 1);  // the embedding and its gradient, four sums a layer, the head
+    });
+}
+
 TEST(Model, ALayersGradientsAreSentWhileBackwardIsBelowIt) {
     for (int zero : {0, 1}) {
         on_ranks(Case{.D = 2, .zero = zero, .G = 4}, [&](Trainer<float>& t) {
-            t.upload(random_windows(2, t.o).data(), 2, 2);
-            t.model.forward(t.acts, 2, 9, 0);
-            t.model.head_loss(t.acts, 18, 1, GradMode::WRITE, true);
+            t.upload(t.acts[0], random_windows(2, t.o).data(), 2);
+            complete(t.model.forward(t.acts[0], 2, 9, 0), *t.ranks.tp);
+            complete(t.model.head(t.acts[0], 18, 1, GradMode::WRITE, true), *t.ranks.tp);
             const i64& sent = t.ranks.dp->stats.bytes[(int)Traffic::DP];
             std::vector<i64> before;
-            t.model.backward(t.acts, 2, 9, GradMode::WRITE, [&](i64 layer) {
+            complete(t.model.backward(t.acts[0], 2, 9, GradMode::WRITE, [&](i64 layer) {
                 EXPECT_EQ(layer, 1 - (i64)before.size());
                 before.push_back(sent);
                 t.optimizer.start_reduce(layer);
-            });
+            }), *t.ranks.tp);
             const i64 under_backward = sent;
             t.optimizer.reduce_gradients();
             EXPECT_EQ(before[0], 0);
@@ -493,12 +545,14 @@ TEST(Model, PaddedValidationWindowsHaveNoLoss) {
     on_ranks(Case{.T = 2, .p = 0.5, .B = 3, .G = 3}, [&](Trainer<float>& t) {
         const auto windows = random_windows(3, t.o);
         auto loss = [&](i64 valid) {
-            t.upload(windows.data(), 3, valid);
-            t.model.forward(t.acts, 3, 9, 0);
-            return t.model.head_loss(t.acts, 27, 0, GradMode::WRITE, false);
+            t.upload(t.acts[0], windows.data(), valid);
+            complete(t.loss(t.acts[0]), *t.ranks.tp);
+            double sum = 0;
+            t.add_losses(sum);
+            return sum;
         };
         const double one = loss(1), three = loss(3);
-        const auto each = host(t.acts.losses, 27, t.run);
+        const auto each = host(t.acts[0].losses, 27, t.run);
         EXPECT_TRUE(rel(one, std::accumulate(each.begin(), each.begin() + 9, 0.0)) <= 1e-6);
         EXPECT_GT(three, one * 1.5);
     });
