@@ -352,7 +352,10 @@ TEST(Model, InterleavedHalvesHaveTheirSumsUnderWayAtOnce) {
         while (going) {  // what complete() does: the second half starts a sum of its own before the first half waits
             going = first.advance();
             ASSERT_EQ(second.advance(), going);
-            if (going) { EXPECT_EQ(second.ticket(), first.ticket() + 1) << "stop " << stops++; }
+            if (going) {
+                EXPECT_EQ(second.ticket(), first.ticket() + 1) << "stop " << stops;
+                stops++;
+            }
             t.ranks.tp->wait(first.ticket()), t.ranks.tp->wait(second.ticket());
         }
         EXPECT_EQ(stops, 2 + 4 * 2 + 1);  // the embedding and its gradient, four sums a layer, the head
