@@ -81,6 +81,9 @@ unit_tests: $(UNIT_TESTS)
 
 $(BUILD)/bench_ops: $(BUILD)/bench_ops.o $(OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash
+# bench_wire.py's measure of what a network takes from products on the same core.
+$(BUILD)/bench_stack: $(BUILD)/bench_stack.o $(BUILD)/ops.o
+	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 # The calls of one step, for dev/roofline/roofline.py. The wrappers of the ops are made from ops.h.
 $(BUILD)/traced_ops.h: dev/roofline/wrap_ops.py llmc/ops.h
 	dev/roofline/wrap_ops.py llmc/ops.h > $@.part && mv $@.part $@

@@ -1,0 +1,333 @@
+#!/usr/bin/env python3
+"""dev/bench/bench_wire.py: steps of tensor parallelism over a slow wire, beside the least that they could take.
+
+    dev/bench/bench_wire.py                                    as root: the 130M preset on wires of 0.5, 1, 2 and 4 times its compute
+    dev/bench/bench_wire.py --model 15m --wires 1 --sync-factors 1,0.5 --schedules plain --python VENV/bin/python
+    dev/bench/bench_wire.py --quick                            a tiny model: is the bench right?   The last line is 'N passed, N failed'
+
+Hosts are network namespaces, each with one core and one rank of one thread; a pair of virtual Ethernet devices joins them (a bridge, from three hosts
+on), with a token bucket on every host's way out. That takes root (CAP_NET_ADMIN and CAP_SYS_ADMIN); nothing outside the namespaces is touched. A wire is
+named by what it takes for the bytes of p = 1, in units of the step's compute. For each p it prints
+
+  ideal       max(compute + stack, bytes / rate). compute: a step at p = 0 without a token bucket, less its waits. stack: the CPU time that moving the
+              bytes of this p takes, from a loop of products beside which they are moved over this wire (bench_stack)
+  allowed     the plain schedule's own dependencies, in order: ops on one line, exchanges on another, a wait waits (roofline.py's timeline)
+  seconds     a step's, median, over the ideal; exposed: what of it the rank waited
+  bytes       by the interface's counter, over those that the program counted; those over 2(T-1)/T times the payload
+
+and the same step by PyTorch with gloo (peer_wire.py) where --python names an interpreter that has it.
+"""
+import argparse
+import array
+import contextlib
+import json
+import os
+import random
+import shlex
+import shutil
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
+sys.path.insert(0, os.path.join(ROOT, 'dev', 'roofline'))
+sys.path.insert(0, os.path.join(ROOT, 'scripts'))
+from measure import cpu_name  # noqa: E402
+from roofline import cost, kind, step_calls  # noqa: E402
+
+MODELS = {'130m': dict(layers=12, channels=768, heads=16, ffn=2048, vocab=32000, batch=4, seq=256),
+          '20m': dict(layers=6, channels=512, heads=8, ffn=1408, vocab=4096, batch=8, seq=256),
+          'quick': dict(layers=2, channels=256, heads=4, ffn=512, vocab=512, batch=4, seq=128)}
+# Both compute the same halves of the batch, and give the same bits.
+SCHEDULES = {'plain': lambda batch: ['--micro-batch', batch // 2], 'interleaved': lambda batch: ['--micro-batch', batch, '--interleave']}
+# What a core does of each in a second, for the shares of ops in the timeline alone: the sum is scaled to the compute that was measured.
+SHARES = {'product': 100e9, 'attention_forward': 60e9, 'attention_backward': 60e9, 'memory': 10e9}
+
+
+# Bytes that a wire which was idle makes up for. A smaller bucket costs the kernel much more time.
+BUCKET = 128 << 10
+
+# ---- hosts and their wire --------------------------------------------------------------------------------------------
+def run(*command, **kw):
+    return subprocess.run([str(c) for c in command], check=True, **kw)
+
+
+class Hosts:
+    """T namespaces. Packets are large (MTU 9000), so that the wire carries 99% of its rate as payload; congestion control is reno, which every Linux allows a namespace."""
+    MTU = 9000
+
+    def __init__(self, count, folder):
+        self.count, self.names = count, [f'wire{os.getpid()}_{i}' for i in range(count)]
+        self.switch = f'wire{os.getpid()}_s'
+        self.agent = os.path.join(folder, 'agent')
+        with open(self.agent, 'w') as f:  # stands for ssh: agent [options] ADDRESS COMMAND...
+            f.write('#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nhost=$((${1##*.} - 1)); shift\n'
+                    f'exec ip netns exec wire{os.getpid()}_$host taskset -c $((host % {os.cpu_count()})) bash -c "$*"\n')
+        os.chmod(self.agent, 0o755)
+
+    def __enter__(self):
+        try:
+            for name in self.names + [self.switch] * (self.count > 2):
+                run('ip', 'netns', 'add', name)
+                run('ip', '-n', name, 'link', 'set', 'lo', 'up')
+            if self.count > 2:
+                run('ip', '-n', self.switch, 'link', 'add', 'bridge', 'type', 'bridge')
+                run('ip', '-n', self.switch, 'link', 'set', 'bridge', 'mtu', self.MTU, 'up')
+                for i, name in enumerate(self.names):
+                    run('ip', '-n', name, 'link', 'add', 'wire', 'type', 'veth', 'peer', 'name', f'port{i}', 'netns', self.switch)
+                    run('ip', '-n', self.switch, 'link', 'set', f'port{i}', 'mtu', self.MTU, 'master', 'bridge', 'up')
+            else:
+                run('ip', '-n', self.names[0], 'link', 'add', 'wire', 'type', 'veth', 'peer', 'name', 'wire', 'netns', self.names[1])
+            for i, name in enumerate(self.names):
+                run('ip', '-n', name, 'addr', 'add', f'{self.address(i)}/24', 'dev', 'wire')
+                run('ip', '-n', name, 'link', 'set', 'wire', 'mtu', self.MTU, 'up')
+                run('ip', 'netns', 'exec', name, 'sysctl', '-q', 'net.ipv4.tcp_congestion_control=reno')
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for name in self.names + [self.switch]:
+            subprocess.run(['ip', 'netns', 'del', name], stderr=subprocess.DEVNULL)
+
+    @staticmethod
+    def address(host):
+        return f'10.77.0.{host + 1}'
+
+    def set_rate(self, bytes_per_second):
+        """Of every host's way out; None: as fast as the kernel copies."""
+        for name in self.names:
+            if bytes_per_second:
+                run('tc', '-n', name, 'qdisc', 'replace', 'dev', 'wire', 'root', 'tbf', 'rate', f'{int(8 * bytes_per_second)}bit', 'burst', BUCKET, 'latency', '50ms')
+            else:
+                subprocess.run(['tc', '-n', name, 'qdisc', 'del', 'dev', 'wire', 'root'], stderr=subprocess.DEVNULL)
+
+    def bytes_sent(self, host):
+        out = run('ip', '-n', self.names[host], '-s', '-j', 'link', 'show', 'wire', stdout=subprocess.PIPE).stdout
+        return json.loads(out)[0]['stats64']['tx']['bytes']
+
+    def inside(self, host, command):
+        """The command, on this host's core."""
+        return ['ip', 'netns', 'exec', self.names[host], 'taskset', '-c', str(host % os.cpu_count()), *map(str, command)]
+
+    def mpirun(self, command):
+        """One rank a host. Open MPI's own messages go over the wire too; there is no other network."""
+        subnet = '10.77.0.0/24'
+        hosts = ','.join(f'{self.address(i)}:1' for i in range(self.count))
+        return self.inside(0, ['mpirun', '--allow-run-as-root', '--bind-to', 'none', '-n', self.count, '-H', hosts, '--mca', 'plm_rsh_agent', self.agent,
+                               '--mca', 'btl_tcp_if_include', subnet, '--mca', 'oob_tcp_if_include', subnet, *command])
+
+    def each(self, command_of):
+        """Runs command_of(host) on every host at once; returns what they print."""
+        started = [subprocess.Popen(self.inside(i, command_of(i)), stdout=subprocess.PIPE, text=True) for i in range(self.count)]
+        outputs = [p.communicate()[0] for p in started]
+        if any(p.returncode for p in started):
+            sys.exit(f'bench_wire: {" ".join(map(str, command_of(0)))} failed')
+        return outputs
+
+
+@contextlib.contextmanager
+def scratch_folder():
+    folder = tempfile.mkdtemp()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+# ---- what is to be expected ------------------------------------------------------------------------------------------
+def flags_of(shape, p, T, schedule):
+    flags = [*SCHEDULES[schedule](shape['batch']), '--global-batch', shape['batch'], '--kv-heads', shape['heads'], '--tp', T, '--sync-factor', p, '--dtype', 'fp32']
+    for name in ('layers', 'channels', 'heads', 'ffn', 'vocab', 'seq'):
+        flags += ['--' + name, shape[name]]
+    return [str(f) for f in flags]
+
+
+def payload(shape, p):
+    """Bytes of a step's sums over ranks: four reduces of k channels in each layer; all channels twice at the block entry; three numbers a token, which are
+    gathered from each of T ranks: as a sum, T/2 times as many."""
+    rows = shape['batch'] * shape['seq']
+    return 4 * rows * (4 * shape['layers'] * int(shape['channels'] * p) + 2 * shape['channels'])
+
+
+def wire_bytes(shape, p, T):
+    """What a rank sends in a step: 2(T-1)/T times the payload."""
+    return 2 * (T - 1) / T * payload(shape, p)
+
+
+def timeline(calls, op_seconds, wire):
+    """Ops one after another, exchanges one after another, a wait waits: when the ops end, and how long they waited. A wire that was idle has a bucket to give."""
+    now = free = exposed = 0.0
+    done = {}
+    for c in calls:
+        if 'op' in c:
+            now += op_seconds(c)
+        elif 'start' in c:
+            free = max(now - BUCKET / wire, free) + c['bytes'] / wire
+            done[c['start']] = free
+        elif 'wait' in c:
+            exposed += max(0.0, done[c['wait']] - now)
+            now = max(now, done[c['wait']])
+    return now, exposed
+
+
+def op_weight(c):
+    """Seconds of an op, but for a factor that all have."""
+    return cost(c).bytes / SHARES['memory'] if kind(c['op']) == 'memory' else cost(c).flops / SHARES[kind(c['op'])]
+
+
+def allowed(shape, p, T, schedule, compute, wire):
+    """What a schedule's own order of ops, exchanges and waits allows, where its ops take `compute` seconds together."""
+    calls = [c for part in step_calls(*flags_of(shape, p, T, schedule)) for c in part]
+    scale = compute / sum(op_weight(c) for c in calls if 'op' in c)
+    return timeline(calls, lambda c: scale * op_weight(c), wire)[0]
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+class Bench:
+    def __init__(self, o, shape, hosts, folder):
+        self.o, self.shape, self.hosts, self.folder = o, shape, hosts, folder
+        rng = random.Random(0)
+        tokens = array.array('H', [rng.randrange(shape['vocab']) for _ in range(shape['batch'] * shape['seq'] * 8 + 1)])
+        self.data = f'{folder}/random.bin'
+        with open(self.data, 'wb') as f:
+            f.write(struct.pack('<3i', 20240520, 1, len(tokens)).ljust(1024, b'\0') + tokens.tobytes())
+
+    def ours(self, p, schedule):
+        """Steps after the first, which touches all memory for the first time; bytes of all."""
+        log = f'{self.folder}/log'
+        command = [os.path.join(ROOT, 'train_gpt'), '--train', self.data, '--log', log, '--steps', self.o.steps + 1, '--threads', 1,
+                   *flags_of(self.shape, p, self.hosts.count, schedule), *self.o.flags]
+        before = self.hosts.bytes_sent(0)
+        done = subprocess.run(list(map(str, self.hosts.mpirun(command))), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            sys.exit(f'bench_wire: {shlex.join(map(str, command))}\n{done.stdout}')
+        with open(log) as f:
+            steps = [r for r in map(json.loads, f) if r['kind'] == 'step']
+        counted = sum(s['comm_bytes'] for s in steps)
+        later = steps[1:]
+        middle = sorted(later, key=lambda s: s['seconds'])[len(later) // 2]
+        return dict(seconds=statistics.median(s['seconds'] for s in later), exposed=middle['comm_exposed_seconds'], busy=statistics.median(s['seconds'] - s['comm_exposed_seconds'] for s in later),
+                    bytes=later[-1]['comm_bytes'], counter=(self.hosts.bytes_sent(0) - before) / counted, losses=[s['loss'] for s in steps])
+
+    def torch(self, p):
+        env = [f'{k}={v}' for k, v in dict(WORLD_SIZE=self.hosts.count, MASTER_ADDR=self.hosts.address(0), MASTER_PORT=29500, GLOO_SOCKET_IFNAME='wire').items()]
+        command = [self.o.python, os.path.join(ROOT, 'dev/bench/peer_wire.py'), '--steps', self.o.steps + 1, '--sync-factor', p]
+        for name, value in self.shape.items():
+            command += ['--' + name, value]
+        out = self.hosts.each(lambda host: ['env', '-u', 'OPENBLAS_CORETYPE', *env, f'RANK={host}', *command])[0]
+        return statistics.median(json.loads(out.splitlines()[-1])['seconds'][1:])
+
+    def stack(self):
+        """CPU seconds for each byte that a host sends and receives over the wire as it is now."""
+        rows = self.shape['batch'] * self.shape['seq'] // 2
+        out = self.hosts.each(lambda host: [os.path.join(ROOT, 'build/bench_stack'), self.hosts.address(0) if host else '', rows, self.shape['channels'],
+                                            self.shape['ffn'] // 2, self.o.stack_seconds] if host < 2 else ['true'])
+        return statistics.mean(json.loads(o)['seconds_per_byte'] for o in out[:2])
+
+
+def report(o, shape, bench):
+    T = bench.hosts.count
+    tokens = shape['batch'] * shape['seq']
+    rows = []
+    print(f'{cpu_name()}, {os.cpu_count()} cores; {T} hosts of one thread; {o.model}: {shape}, fp32, two micro-batches of {shape["batch"] // 2}; steps {o.steps}', flush=True)
+    for wire in o.wires:
+        bench.hosts.set_rate(None)
+        compute = bench.ours(0, 'plain')['busy']
+        rate = wire_bytes(shape, 1, T) / (wire * compute)
+        bench.hosts.set_rate(rate)
+        per_byte = max(0.0, bench.stack())
+        print(f'\nwire {wire:g}x: {8e-6 * rate:.0f} Mbit/s; compute {compute:.2f} s; stack {per_byte * 1e9:.2f} CPU s/GB\n'
+              '   p | bytes/rate stack max(c,w) ideal' + ''.join(f' | {s:>11} s /ideal exposed allowed /allowed' for s in o.schedules)
+              + ' | bytes: counter/ours ours/payload' + ' | PyTorch s ours faster' * bool(o.python), flush=True)
+        for p in o.sync_factors:
+            bytes_ = wire_bytes(shape, p, T)
+            row = dict(wire=wire, p=p, rate=rate, compute=compute, stack=per_byte * bytes_, on_wire=bytes_ / rate, schedules={})
+            row['ideal'] = max(compute + row['stack'], row['on_wire'])
+            line = f'{p:4.2f} | {row["on_wire"]:10.2f} {row["stack"]:5.2f} {max(compute, row["on_wire"]):8.2f} {row["ideal"]:5.2f}'
+            for schedule in o.schedules:
+                r = row['schedules'][schedule] = bench.ours(p, schedule)
+                r['allowed'] = allowed(shape, p, T, schedule, compute + row['stack'], rate)
+                line += f' | {r["seconds"]:13.2f} {r["seconds"] / row["ideal"]:6.2f} {r["exposed"]:7.2f} {r["allowed"]:7.2f} {r["seconds"] / r["allowed"]:8.2f}'
+            row['best'] = min(r['seconds'] for r in row['schedules'].values())
+            line += f' | {r["counter"]:19.4f} {r["bytes"] / bytes_:12.4f}'
+            if o.python:
+                row['torch'] = bench.torch(p)
+                line += f' | {row["torch"]:9.2f} {row["torch"] / row["best"]:10.2f}x'
+            print(line, flush=True)
+            rows.append(row)
+    return rows
+
+
+def quick(o):
+    """Is the bench right? What needs no namespaces first."""
+    counts = {True: 0, False: 0}
+
+    def expect(condition, what):
+        counts[bool(condition)] += 1
+        print(('ok   ' if condition else 'FAIL ') + what, flush=True)
+
+    # By hand: an op of 1 s, an exchange of 3 s under an op of 2 s, 1 s waited; another of 1 s behind an op of 3 s, nothing waited; 1 s. The wire of
+    # 1 byte/s has no bucket to speak of at this scale.
+    second = BUCKET * 1000
+    calls = [{'op': 1}, {'start': 1, 'bytes': 3 * second}, {'op': 2}, {'wait': 1}, {'start': 2, 'bytes': second}, {'op': 3}, {'wait': 2}, {'op': 1}]
+    end, exposed = timeline(calls, lambda c: c['op'], second)
+    expect(abs(end - 8) <= 0.01 and abs(exposed - 1) <= 0.01, f'timeline by hand: {end:.3f} s of 8, {exposed:.3f} of 1 waited')
+    shape = MODELS['quick']
+    for p, T in ((1, 2), (0.5, 2), (0.3, 4), (0, 2)):
+        sent = sum(c['bytes'] for part in step_calls(*flags_of(shape, p, T, 'plain')) for c in part if c.get('group') == 'tp')
+        expect(abs(sent / wire_bytes(shape, p, T) - 1) <= 0.03, f'T = {T}, p = {p}: train_gpt.cu starts exchanges of {sent} bytes, 2(T-1)/T times the payload is {wire_bytes(shape, p, T):.0f}')
+    compute, never = 1.0, 1e18
+    expect(abs(allowed(shape, 1, 2, 'plain', compute, never) - compute) <= 1e-6, 'no wire, no wait')
+    if subprocess.run(['ip', 'netns', 'add', f'wire{os.getpid()}'], stderr=subprocess.DEVNULL).returncode:
+        print('no network namespaces here (they take root): the arithmetic only')
+    else:
+        run('ip', 'netns', 'del', f'wire{os.getpid()}')
+        o.steps = 2
+        with scratch_folder() as folder, Hosts(2, folder) as hosts:
+            bench, rate = Bench(o, shape, hosts, folder), 10e6
+            hosts.set_rate(rate)
+            runs = {(p, s): bench.ours(p, s) for p, s in ((1, 'plain'), (1, 'interleaved'), (0.5, 'interleaved'))}
+            for (p, schedule), r in runs.items():
+                on_wire = wire_bytes(shape, p, 2) / rate
+                expect(abs(r['counter'] - 1) <= 0.03, f'p = {p}, {schedule}: the interface counted {r["counter"]:.4f} of our bytes')
+                expect(abs(r['bytes'] / wire_bytes(shape, p, 2) - 1) <= 0.03, f'p = {p}, {schedule}: {r["bytes"]} bytes sent, 2(T-1)/T times the payload is {wire_bytes(shape, p, 2):.0f}')
+                expect(r['seconds'] >= 0.9 * on_wire, f'p = {p}, {schedule}: {r["seconds"]:.3f} s a step, its bytes take the wire {on_wire:.3f}')
+            expect(runs[1, 'plain']['losses'] == runs[1, 'interleaved']['losses'], 'both schedules have the same losses')
+    print(f'{counts[True]} passed, {counts[False]} failed')
+    return 1 if counts[False] else 0
+
+
+def main():
+    def numbers(text):
+        return [float(n) for n in text.split(',')]
+    flags = argparse.ArgumentParser()
+    flags.add_argument('--model', choices=MODELS, default='130m')
+    flags.add_argument('--wires', type=numbers, default=[0.5, 1, 2, 4])
+    flags.add_argument('--sync-factors', type=numbers, default=[1, 0.75, 0.5, 0.25, 0])
+    flags.add_argument('--schedules', type=lambda text: text.split(','), default=list(SCHEDULES))
+    flags.add_argument('--hosts', type=int, default=2)
+    flags.add_argument('--steps', type=int, default=3, help='that count')
+    flags.add_argument('--layers', type=int, help='fewer than the model has: a faster bench')
+    flags.add_argument('--batch', type=int)
+    flags.add_argument('--stack-seconds', type=float, default=4)
+    flags.add_argument('--python', help='an interpreter with torch')
+    flags.add_argument('--json')
+    flags.add_argument('--quick', action='store_true')
+    flags.add_argument('flags', nargs='*', help='after --: further flags of the trainer')
+    o = flags.parse_args()
+    if o.quick:
+        sys.exit(quick(o))
+    shape = dict(MODELS[o.model], **{k: getattr(o, k) for k in ('layers', 'batch') if getattr(o, k)})
+    with scratch_folder() as folder, Hosts(o.hosts, folder) as hosts:
+        rows = report(o, shape, Bench(o, shape, hosts, folder))
+    if o.json:
+        with open(o.json, 'w') as f:
+            json.dump(rows, f)
+
+
+if __name__ == '__main__':
+    main()
