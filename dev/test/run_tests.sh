@@ -62,7 +62,7 @@ suite() {  # name, command that ends with 'N passed, N failed' and shows how it 
 
 scripts/install.sh build test || exit 1
 
-build 'programs and unit tests' all unit_tests build/step_ops
+build 'programs and unit tests' all unit_tests build/step_ops build/bench_stack
 
 # Meanwhile: the same under sanitizers. Plain loops for the products: the library's own threads and code would be reported, not ours.
 rm -f build/address.done build/thread.done build/check.done
@@ -107,6 +107,7 @@ suite 'scripts of data/sets' dev/test/data_sets.py
 suite 'scripts of real runs' dev/test/run_scripts.py
 suite 'roofline' dev/test/test_roofline.py
 suite 'workings of gpu_check' dev/test/test_gpu_check.py
+suite 'bench_wire' dev/bench/bench_wire.py --quick
 
 # The CUDA build.
 if [ "$headers" ]; then
