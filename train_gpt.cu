@@ -25,6 +25,7 @@
 #include "llmc/logger.h"
 #include "llmc/ops.h"
 #include "llmc/pass.h"
+#include "llmc/profile.h"
 #include "llmc/read_ahead.h"
 #include "llmc/sampler.h"
 #include "llmc/schedule.h"
@@ -1104,13 +1105,19 @@ int train(const Options& o, Ranks& ranks, Run& run, DataSets& sets) {
     }
     catch_stop_signals();
     std::deque<double> recent;
+    StepRecorder recorder(o.profile, o.trace, ranks, run);
+    auto report_profile = [&] {
+        if (const std::string table = recorder.finish(); !table.empty()) { log.line("%s", table.c_str()); }
+    };
     for (i64 t = start + 1; t <= o.steps; t++) {
         const CommStats before = all_stats(ranks);
+        recorder.step_begins();
         const double begin = now_seconds();
         const StreamState drawn = windows.loader().state();
         const int32_t* batch = windows.next(o.global_batch, ranks.dp->rank * local, (ranks.dp->rank + 1) * local);
         const StepResult result = trainer.step(batch, t);
         const double seconds = now_seconds() - begin, rate = (double)(o.global_batch * o.seq) / seconds;
+        recorder.step_ends(seconds);
         tokens += o.global_batch * o.seq;
         recent.push_back(seconds);
         if (recent.size() > 32) { recent.pop_front(); }
@@ -1137,12 +1144,12 @@ int train(const Options& o, Ranks& ranks, Run& run, DataSets& sets) {
         if (!signal && text && (every(o.sample_every, t) || t == o.steps)) { write_sample(t); }
         if (every(o.save_every, t) || t == o.steps || signal) { save(t); }
         if (signal) {
-            report_shares(t);
+            report_shares(t), report_profile();
             log.line("stopped by signal %d after step %lld%s", signal, (long long)t, o.out.empty() ? "; nothing saved, --out is not set" : ", saved");
             return 128 + signal;
         }
     }
-    report_shares(o.steps);
+    report_shares(o.steps), report_profile();
     return EXIT_OK;
 }
 

@@ -13,10 +13,11 @@
 #include <chrono>
 #include <functional>
 
-#include "device.h"
+#include "timeline.h"
 
 // What bytes are sent for, as the log reports them.
 enum class Traffic { TP_LAYERS, EMBEDDING, LOSS, DP, OTHER, COUNT };
+constexpr const char* TRAFFIC_NAMES[] = {"partial channel reduce", "embedding", "loss", "data parallel", "other"};
 
 struct CommStats {
     i64 bytes[(int)Traffic::COUNT] = {};  // sent by this rank
@@ -100,7 +101,7 @@ public:
     void wait(Ticket ticket) {
         Ticket& in_flight = in_flight_[ticket % MAX_IN_FLIGHT];
         if (ticket == 0 || in_flight != ticket) { return; }
-        finish((int)(ticket % MAX_IN_FLIGHT));
+        finish_timed((int)(ticket % MAX_IN_FLIGHT));
         in_flight = 0;
     }
     // Moves bytes along, where nothing else would. Cheap; called between blocks of a GEMM.
@@ -125,8 +126,8 @@ public:
     // Any exchange, complete on return.
     void exchange(Exchange exchange) {
         if (is_nothing(exchange)) { return; }
-        start(BLOCKING_SLOT, std::move(exchange));
-        finish(BLOCKING_SLOT);
+        start_timed(BLOCKING_SLOT, std::move(exchange));
+        finish_timed(BLOCKING_SLOT);
     }
 
     // all_gather of values that lie in the host's memory, complete on return.
@@ -141,11 +142,16 @@ public:
     CommStats stats;
     // Brings `stats` up to date, where times are known later than their waits.
     virtual void update_stats() {}
+    Timeline* timeline = nullptr;  // where collectives and waits for them are noted; null: nowhere
 
 protected:
     // What a communicator implements. An exchange is never empty, and has at least two ranks.
     virtual void start(int slot, Exchange exchange) = 0;
     virtual void finish(int slot) = 0;
+    // An exchange may be known to be complete before finish().
+    void completed(int slot) {
+        if (timeline) { timeline->close(span_[slot]); }
+    }
     // Within this rank's memory, in order with its other work.
     virtual void copy(void* to, const void* from, i64 bytes) { memcpy(to, from, bytes); }
 
@@ -169,10 +175,23 @@ private:
         check(in_flight == 0, "%d collectives are in flight: wait for ticket %lld before starting another", MAX_IN_FLIGHT,
               (long long)in_flight);
         in_flight = ticket;
-        start((int)(ticket % MAX_IN_FLIGHT), std::move(exchange));
+        start_timed((int)(ticket % MAX_IN_FLIGHT), std::move(exchange));
         return ticket;
     }
 
+    void start_timed(int slot, Exchange exchange) {
+        if (timeline) { span_[slot] = timeline->open(TRAFFIC_NAMES[(int)exchange.traffic], Timeline::SUMS, {0, (double)exchange.bytes_sent(rank)}); }
+        start(slot, std::move(exchange));
+    }
+    void finish_timed(int slot) {
+        {
+            const Timeline::Scope scope(timeline, "waiting for ranks", [] { return Cost(); });
+            finish(slot);
+        }
+        completed(slot);
+    }
+
+    int span_[SLOTS] = {};
     Ticket started_ = 0;
     Ticket in_flight_[MAX_IN_FLIGHT] = {};  // by slot; 0: free
 };

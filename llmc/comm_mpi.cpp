@@ -185,7 +185,11 @@ public:
     ~MpiComm() override { std::erase(all(), this); }  // the communicator itself lives until MPI_Finalize
 
     void poll() override {
-        for (Progress& progress : slots_) { progress.advance(); }
+        for (int slot = 0; slot < SLOTS; slot++) {
+            if (!slots_[slot].under_way()) { continue; }
+            slots_[slot].advance();
+            if (!slots_[slot].under_way()) { completed(slot); }
+        }
     }
     static bool all_idle() {
         for (MpiComm* comm : all()) {

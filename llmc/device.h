@@ -7,6 +7,7 @@
 //   DEVICE_ALIGN                       elements to which a padded stride is rounded
 //   DType, fast_dtype                  FP32 or BF16; which of them matrix products are fast in
 //   make_run, available_memory         one rank's share of the host; bytes left
+//   Moment, seconds_between            a place in the order of a rank's work, and the time between two of them (waits for the later one)
 //
 // The build picks one side. cpu: this machine's threads. gpu (LLMC_CUDA): CUDA, or the emulator in its place (simt/simt.h).
 #pragma once

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <atomic>
+#include <chrono>
 #include <cinttypes>
 #include <exception>
 #include <functional>
@@ -191,7 +192,8 @@ private:
 // One rank's execution context.
 struct Run {
     Team team;
-    std::function<void()> poll;  // what to do between blocks of work: lets a communicator move bytes; may be empty
+    std::function<void()> poll;         // what to do between blocks of work: lets a communicator move bytes; may be empty
+    class Timeline* timeline = nullptr;  // where ops note when they ran; null: nowhere
 
     explicit Run(int threads, int spin = 0) : team(threads, spin) {}
 
@@ -209,6 +211,12 @@ struct Run {
     // Does one item of another rank's loop, where ranks share this process; false where there is none.
     bool help_others() const { return team.help_others(); }
 };
+
+struct Moment {
+    std::chrono::steady_clock::time_point time = std::chrono::steady_clock::now();
+    explicit Moment(Run&) {}
+};
+inline double seconds_between(const Moment& a, const Moment& b) { return std::chrono::duration<double>(b.time - a.time).count(); }
 
 inline void* device_alloc(i64 bytes, const char* what) {
     if (bytes == 0) { return nullptr; }

@@ -70,6 +70,7 @@ struct Run {
     std::shared_ptr<struct AttentionLibrary> attention;  // attention_cudnn.h: in place of our kernels where it can; null: never
     std::string collectives;                             // how arrays are exchanged, in words; empty for one rank
     std::function<void()> poll;  // what to do while the host waits: lets a communicator look for errors; may be empty
+    class Timeline* timeline = nullptr;  // where ops note when they ran; null: nowhere
 
     explicit Run(int gpu = current_gpu()) : gpu(gpu) {
         if (gpu == NO_GPU) { return; }
@@ -104,6 +105,25 @@ struct Run {
 };
 
 inline Run make_run(int, int) { return Run(); }  // alone on the current GPU; device_rank.h makes a rank's
+
+class Moment {
+public:
+    explicit Moment(Run& run) {
+        cudaEvent_t event;
+        cuda_check(cudaEventCreateWithFlags(&event, cudaEventDefault));
+        event_ = {event, [](cudaEvent_t made) { cudaEventDestroy(made); }};
+        cuda_check(cudaEventRecord(event, run.stream));
+    }
+    friend double seconds_between(const Moment& a, const Moment& b) {
+        cuda_check(cudaEventSynchronize(b.event_.get()));
+        float milliseconds = 0;
+        cuda_check(cudaEventElapsedTime(&milliseconds, a.event_.get(), b.event_.get()));
+        return milliseconds * 1e-3;
+    }
+
+private:
+    std::shared_ptr<std::remove_pointer_t<cudaEvent_t>> event_;
+};
 
 inline void* device_alloc(i64 bytes, const char* what) {
     if (bytes == 0) { return nullptr; }

@@ -29,11 +29,11 @@ struct Options {
     i64 decay_steps = 0, wsd_decay = 0;
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 0, clip = 1.0, skip_spikes = 0;
     // run
-    std::string out, log, dtype = "auto", reduce_dtype = "auto";
+    std::string out, log, trace, dtype = "auto", reduce_dtype = "auto";
     bool resume = false, dry_run = false;
     i64 save_every = 0, keep = 3, val_every = 0, val_batches = 2, sample_every = 0, insight_every = 0;
     int threads = 0, recompute = 1;
-    bool interleave = false;
+    bool interleave = false, profile = false;
     double comm_timeout = 600;
     // use
     std::string checkpoint, prompt, tokenizer, export_hf;
@@ -111,6 +111,8 @@ void visit_flags(Options& o, Visitor&& v) {
     v(g, "--reduce-dtype", o.reduce_dtype, "type on the wire of the partial channel reduce: fp32, bf16 or auto (that of the activations)");
     v(g, "--recompute", o.recompute, "activations computed again in backward instead of kept: 0 none, 1 norms and activation functions, 2 whole blocks");
     v(g, "--interleave", o.interleave, "compute each micro-batch as two halves in turn, so that the sums one half waits for travel under the other half's products: for a slow wire");
+    v(g, "--profile", o.profile, "at the end, a table of the steps' time by op: calls, milliseconds, FLOP/s, bytes/s");
+    v(g, "--trace", o.trace, "write a timeline of the run's first 4 steps, all ranks, to this file: ops, waits, sums on their way (Chrome trace format; open it in Perfetto)");
     v(g, "--threads", o.threads, "CPU threads per host, divided among its ranks; 0: one per core");
     v(g, "--comm-timeout", o.comm_timeout, "seconds: a collective between GPUs that takes longer ends the run, for a rank hangs");
     v(g, "--dry-run", o.dry_run, "print the header box (parameters, memory, bytes on the wire) and leave; also for models larger than the machine");

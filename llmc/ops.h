@@ -5,7 +5,7 @@
 // rank's FFN channels, V this rank's vocabulary rows, Ck shared channels. Everything is row-major and dense unless a
 // leading dimension (ld) is named. A gradient of a parameter is fp32 and is written or added to as GradMode says.
 //
-// The ops are declared in namespace BACKEND: the build's own side, cpu or gpu. Callers name neither.
+// The ops are declared in namespace BACKEND: the build's own side, cpu or gpu. Callers name neither (timed_ops.h).
 #pragma once
 
 #include "device.h"
@@ -167,4 +167,6 @@ void copy_over_ranks(RankArrays arrays, i64 element_bytes, Run& run);
 }  // namespace gpu
 #endif
 
-using namespace BACKEND;
+#ifndef LLMC_KERNELS
+#include "timed_ops.h"
+#endif

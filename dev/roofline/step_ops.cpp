@@ -11,7 +11,6 @@
 //   {"steps": n, "seconds": of all of them, "tokens": in all of them}      with --time, at the end: steps whose ops are not timed
 #include <sys/syscall.h>
 
-#include <chrono>
 #include <cinttypes>
 #include <numeric>
 #include <optional>
@@ -38,29 +37,6 @@ namespace traced {
 std::vector<json> calls;
 bool make_calls = false;  // else they are only noted
 bool timing = true;       // else they are only made
-
-// A moment in the rank's order of work.
-#ifdef LLMC_CUDA
-struct Moment {
-    cudaEvent_t event;
-    explicit Moment(Run& run) {
-        cuda_check(cudaEventCreateWithFlags(&event, cudaEventDefault));
-        cuda_check(cudaEventRecord(event, run.stream));
-    }
-};
-double seconds_between(const Moment& a, const Moment& b) {
-    cuda_check(cudaEventSynchronize(b.event));
-    float milliseconds = 0;
-    cuda_check(cudaEventElapsedTime(&milliseconds, a.event, b.event));
-    return milliseconds * 1e-3;
-}
-#else
-struct Moment {
-    std::chrono::steady_clock::time_point time = std::chrono::steady_clock::now();
-    explicit Moment(Run&) {}
-};
-double seconds_between(const Moment& a, const Moment& b) { return std::chrono::duration<double>(b.time - a.time).count(); }
-#endif
 
 struct Interval {
     size_t call;
@@ -175,13 +151,13 @@ void trace_step(const Options& o, Ranks& ranks, Run& run) {
     const StepResult result = trainer.step(windows.data(), 2);
     check(!traced::make_calls || std::isfinite(result.loss + result.grad_norm), "loss %g, gradient norm %g", result.loss, result.grad_norm);
     if (!traced::make_calls) { return; }
-    for (const traced::Interval& i : traced::intervals) { traced::calls[i.call]["seconds"] = traced::seconds_between(i.begin, i.end); }
+    for (const traced::Interval& i : traced::intervals) { traced::calls[i.call]["seconds"] = seconds_between(i.begin, i.end); }
     traced::timing = false;
     constexpr int STEPS = 2;
-    const traced::Moment begin(run);
+    const Moment begin(run);
     for (int step = 0; step < STEPS; step++) { trainer.step(windows.data(), 3 + step); }
-    const traced::Moment end(run);
-    traced::calls.push_back({{"steps", STEPS}, {"seconds", traced::seconds_between(begin, end)}, {"tokens", STEPS * o.global_batch * o.seq}});
+    const Moment end(run);
+    traced::calls.push_back({{"steps", STEPS}, {"seconds", seconds_between(begin, end)}, {"tokens", STEPS * o.global_batch * o.seq}});
 }
 
 int trace(const Options& o) {

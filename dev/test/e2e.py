@@ -105,6 +105,52 @@ def test_threads_equal_mpirun(d):
             expect(a[key] == b[key], f'{key}: {a[key]} and {b[key]}')
 
 
+def traced(args, d, **kw):
+    """The spans of a run with --trace: per rank [(begin, end, name, args)] of work and of sums, and what it printed."""
+    out = ok(args + ['--profile', '--trace', f'{d}/trace.json'], **kw).stdout
+    with open(f'{d}/trace.json') as f:
+        events = json.load(f)['traceEvents']
+    work, sums, begun = {}, {}, {}
+    for e in events:
+        if e['ph'] == 'X':
+            work.setdefault(e['pid'], []).append((e['ts'], e['ts'] + e['dur'], e['name'], e['args']))
+        elif e['ph'] == 'b':
+            begun[e['id']] = e
+        elif e['ph'] == 'e':
+            b = begun.pop(e['id'])
+            sums.setdefault(e['pid'], []).append((b['ts'], e['ts'], b['name'], b['args']))
+    expect(not begun, f'{len(begun)} sums never end')
+    return work, sums, out
+
+
+def test_profile_and_trace(d):
+    """Oracles: the sums and products that a step has by its formulas; time, in which a rank does one thing after another; the other launch."""
+    steps, layers, rows, C, F, V, S, T = 3, 2, 4 * 8, 32, 48, 64, 8, 2
+    args = SMALL + make_data(d) + ['--tp', T, '--sync-factor', 0.5, '--interleave', '--recompute', 0, '--steps', steps]
+    orders = []
+    for n in (0, T):
+        work, sums, out = traced(args, d, n=n)
+        expect(sorted(work) == sorted(sums) == list(range(T)), f'ranks {sorted(work)} and {sorted(sums)}')
+        expect('matmul_wgrad' in out and 'waiting for ranks' in out and 'everything else' in out, f'no table of ops: {out}')
+        for rank in range(T):
+            spans = sorted(work[rank])
+            expect(all(a[1] <= b[0] + 1e-3 for a, b in zip(spans, spans[1:])), 'two things at once')
+            reduces = [s for s in sums[rank] if s[2] == 'partial channel reduce']
+            halves = 2 * 2 * steps  # of two micro-batches a step
+            expect(len(reduces) == 4 * layers * halves, f'{len(reduces)} partial channel reduces')
+            expect(abs(sum(s[3]['MB'] for s in reduces) * 1e6 - 4 * layers * steps * rows * (C // 2) * 4) < 1, 'bytes of the partial channel reduces')
+            # A reduce is under way during the other half's attention, which no schedule of one half alone could do. (These are tiny: MPI has done with them before.)
+            hidden = n > 0 or [s for s in spans if s[2] == 'attention_forward' and any(r[0] <= s[0] and s[1] <= r[1] for r in reduces)]
+            expect(hidden, 'no reduce is under way during an attention')
+            flops = sum(s[3]['GFLOP'] for s in spans if s[2].startswith('matmul')) * 1e9
+            weights = (layers * (4 * C * C + 3 * C * F) + V * C) // T
+            expect(abs(flops - steps * 3 * 2 * rows * weights) < 1, f'{flops} operations in products')
+            flops = sum(s[3]['GFLOP'] for s in spans if s[2].startswith('attention')) * 1e9
+            expect(abs(flops - steps * 6 * layers * rows * (S + 1) // 2 * 2 * C // T) < 1, f'{flops} operations in attention')
+        orders.append([s[2] for s in sorted(work[0])])
+    expect(orders[0] == orders[1], 'threads and mpirun do other things')
+
+
 def test_same_run_twice_and_any_number_of_threads(d):
     data = make_data(d)
     curves = []

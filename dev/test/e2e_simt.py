@@ -9,7 +9,7 @@ Oracles: the CPU build (losses within rounding, the same bytes sent, the same ch
 import os
 
 import e2e
-from e2e import SMALL, check_resume, curve, expect, make_data, make_text_model, ok, records, refused
+from e2e import SMALL, check_resume, curve, expect, make_data, make_text_model, ok, records, refused, traced
 
 SIMT = os.path.join(e2e.ROOT, 'train_gpt_simt')
 TRAFFIC = ['tp_layers', 'embedding', 'loss', 'dp', 'other']
@@ -59,6 +59,20 @@ def test_every_kind_of_ranks_as_on_the_cpu(d):
             compare_curves(f'{d}/cpu', f'{d}/gpu', 1e-6, 1e-5, channels)
             curves.append(curve(f'{d}/gpu'))
         expect(all(c == curves[0] for c in curves), f'tp {tp} dp {dp}: the kind of collectives changes the bits')
+
+
+def test_profile_and_trace_are_the_cpus(d):
+    """The same ops, waits and sums on each rank; times in the emulator mean nothing."""
+    args = SMALL + make_data(d) + ['--tp', 2, '--sync-factor', 0.5, '--interleave', '--steps', 2]
+    names = lambda spans: sorted(s[2] for s in spans)
+    work, sums, _ = traced(args, d)
+    for env in (None, NCCL):
+        gpu_work, gpu_sums, out = traced(args, d, program=SIMT, env=env)
+        expect('matmul_wgrad' in out, f'no table of ops: {out}')
+        for rank in (0, 1):
+            expect(names(gpu_work[rank]) == names(work[rank]), f'other ops: {len(gpu_work[rank])} and {len(work[rank])}')
+            expect(names(gpu_sums[rank]) == names(sums[rank]), f'other sums: {len(gpu_sums[rank])} and {len(sums[rank])}')
+            expect(all(s[0] <= s[1] for s in gpu_work[rank]), 'an op ends before it begins')
 
 
 def test_bf16_is_near_fp32(d):

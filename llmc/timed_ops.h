@@ -1,0 +1,126 @@
+// timed_ops.h: the ops as callers name them. Each is the build's own op (ops.h), a span of the run's timeline where there is one.
+#pragma once
+
+#include "timeline.h"
+
+// What each op costs, from its arguments. Elementwise operations are not counted: bytes bound those ops.
+namespace costs {
+
+template <typename... X>
+double width(const X*...) { return (0.0 + ... + sizeof(X)); }
+inline double passes(GradMode mode) { return mode == GradMode::ADD ? 2 : 1; }  // read and written, or written
+inline Cost moved(double bytes) { return {0, bytes}; }
+inline Cost product(i64 N, i64 K, i64 OC, double bytes) { return {2.0 * (double)N * (double)K * (double)OC, bytes}; }
+// Causal: S (S + 1)/2 pairs of a query and a key for each head, or S keys before and among those of a later query.
+inline Cost attention(i64 products, double bytes_of_element, i64 arrays, i64 pos0, i64 B, i64 S, i64 NH, i64 KVH, i64 HS) {
+    const double rows = (double)B * (double)S, pairs = rows * ((double)pos0 + ((double)S + 1) / 2) * (double)NH;
+    return {2.0 * (double)HS * pairs * (double)products, (double)B * (double)HS * bytes_of_element * (double)arrays * (double)(S * NH + (pos0 + S) * KVH)};
+}
+
+template <typename X>
+Cost embedding_forward(const X* x, const int*, const X*, const X*, Range, i64 B, i64 S, i64 C, i64, Run&) { return moved((double)(B * S) * (4 + 2 * width(x) * (double)C)); }
+template <typename G>
+Cost embedding_backward(const G* dwte, const float*, const int*, Range vocab, i64 N, i64 C, GradMode mode, Run&) {
+    return moved((double)C * (4.0 * (double)N + width(dwte) * (double)(mode == GradMode::WRITE ? vocab.size() : 2 * std::min(vocab.size(), N))));
+}
+template <typename G>
+Cost position_backward(const G* dwpe, const float*, i64 B, i64 S, i64 C, i64 P, GradMode mode, Run&) {
+    return moved((double)C * (4.0 * (double)(B * S) + width(dwpe) * (double)P * passes(mode)));
+}
+template <typename X>
+Cost residual_norm_forward(const X* x, const X* n, const float*, const float*, const X* x_in, const Blocks<X>* out, const X*, const X*, const X*, NormKind, i64 N, i64 C, Run&) {
+    const double block = out ? (double)(out->Ck * dtype_bytes(out->wire)) + (double)(C - out->Ck) * width(n) : 0;
+    return moved((double)N * (block + (double)C * width(n) * ((x ? 1 : 0) + (x_in ? 1 : 0) + 1)));
+}
+template <typename X>
+Cost norm_apply(const X* n, const X*, const float*, const float*, const X*, const X*, NormKind, i64 N, i64 C, Run&) { return moved((double)(N * C) * 2 * width(n)); }
+template <typename X, typename G>
+Cost norm_backward(const X* dx, bool residual, const void* send, i64, DType wire, i64 Ck, const G*, const G*, const X*, const X*, const float*, const float*, const X*, NormKind, GradMode,
+                   i64 N, i64 C, Run&) {
+    return moved((double)N * ((double)C * width(dx) * (residual ? 4 : 3) + (send ? (double)(Ck * dtype_bytes(wire)) : 0)));
+}
+template <typename X, typename Y>
+Cost matmul_forward(const Y* out, i64, const X* in, const X*, const X*, i64 N, i64 K, i64 OC, float, Run&) {
+    return product(N, K, OC, (double)(N * K + OC * K) * width(in) + (double)(N * OC) * width(out));
+}
+template <typename X, typename Y>
+Cost matmul_dgrad(const Y* din, const X* dout, i64, const X*, i64 N, i64 K, i64 OC, float, bool accumulate, Run&) {
+    return product(N, K, OC, (double)(N * OC + OC * K) * width(dout) + (double)(N * K) * width(din) * (accumulate ? 2 : 1));
+}
+template <typename G, typename B, typename X>
+Cost matmul_wgrad(const G* dweight, B, const X* dout, i64, const X*, i64 N, i64 K, i64 OC, float, GradMode mode, Run&) {
+    return product(N, K, OC, (double)(N * OC + N * K) * width(dout) + (double)(OC * K) * width(dweight) * passes(mode));
+}
+template <typename X>
+Cost matmul_gelu_forward(const X* h, const X*, const X*, const X*, const X*, i64 N, i64 K, i64 OC, Run&) { return product(N, K, OC, (double)(N * K + OC * K + 2 * N * OC) * width(h)); }
+template <typename G, typename X>
+Cost bias_backward(const G*, const X* dout, i64 N, i64 OC, GradMode, Run&) { return moved((double)(N * OC) * width(dout)); }
+template <typename From, typename To>
+Cost cast(const To* to, const From* from, i64 count, Run&) { return moved((double)count * width(to, from)); }
+template <typename X>
+Cost rope_split_forward(const X* q, const X*, const X*, const X*, const float*, const float*, i64, i64, i64 B, i64 S, i64 NH, i64 KVH, i64 HS, Run&) {
+    return moved((double)(B * S * HS * 2 * (NH + 2 * KVH)) * width(q));
+}
+template <typename X>
+Cost rope_split_backward(const X* dqkv, const X*, const X*, const X*, const float*, const float*, i64 B, i64 S, i64 NH, i64 KVH, i64 HS, Run&) {
+    return moved((double)(B * S * HS * 2 * (NH + 2 * KVH)) * width(dqkv));
+}
+template <typename X>
+Cost attention_forward(const X* att, const float*, const X*, const X*, const X*, i64 pos0, i64, i64 B, i64 S, i64 NH, i64 KVH, i64 HS, Run&) {
+    return attention(2, width(att), 2, pos0, B, S, NH, KVH, HS);
+}
+template <typename X>
+Cost attention_backward(const X* dq, const X*, const X*, const X*, const X*, const float*, const X*, const X*, const X*, i64 B, i64 S, i64 NH, i64 KVH, i64 HS, Run&) {
+    return attention(4, width(dq), 4, 0, B, S, NH, KVH, HS);  // and q k^T once more, which the formula does not need
+}
+template <typename X>
+Cost swiglu_forward(const X* h, const X*, i64 N, i64 F, Run&) { return moved((double)(N * F) * 3 * width(h)); }
+template <typename X>
+Cost swiglu_backward(const X* d, const X*, const X*, i64 N, i64 F, Run&) { return moved((double)(N * F) * 5 * width(d)); }
+template <typename X>
+Cost gelu_forward(const X* h, const X*, i64 N, i64 F, Run&) { return moved((double)(N * F) * 2 * width(h)); }
+template <typename X>
+Cost gelu_backward(const X* du, const X*, const X*, i64 N, i64 F, Run&) { return moved((double)(N * F) * 3 * width(du)); }
+template <typename X>
+Cost classifier_stats(const float*, const X* logits, const int*, Range vocab, i64 n, Run&) { return moved((double)(n * vocab.size()) * width(logits)); }
+inline Cost classifier_loss(const float*, const float*, const float*, const int*, i64 T, i64 n, Run&) { return moved((double)(n * (12 * T + 12))); }
+template <typename X>
+Cost classifier_backward(const X* logits, const float*, const int*, Range vocab, float, i64 n, Run&) { return moved((double)(n * vocab.size()) * 2 * width(logits)); }
+template <typename X, typename G>
+Cost adamw_update(const X* param, const float* master, const float*, const float*, const G* grad, i64 count, const AdamW&, Run&) {
+    return moved((double)count * (24 + width(grad) + ((const void*)param == (const void*)master ? 0 : width(param))));
+}
+template <typename X>
+Cost sums_of_squares(const X* data, const std::vector<Range>& ranges, Run&) {
+    double count = 0;
+    for (const Range& range : ranges) { count += (double)range.size(); }
+    return moved(count * width(data));
+}
+
+}  // namespace costs
+
+namespace timed {
+
+template <typename... A>
+Run& run_of(A&... arguments) { return std::get<sizeof...(A) - 1>(std::tie(arguments...)); }
+
+#define TIMED(op)                                                                                                           \
+    template <typename... A>                                                                                                \
+    decltype(auto) op(A&&... arguments) {                                                                                   \
+        const Timeline::Scope scope(run_of(arguments...).timeline, #op, [&] { return costs::op(arguments...); });           \
+        return BACKEND::op(std::forward<A>(arguments)...);                                                                  \
+    }
+TIMED(embedding_forward) TIMED(embedding_backward) TIMED(position_backward)
+TIMED(residual_norm_forward) TIMED(norm_apply) TIMED(norm_backward)
+TIMED(matmul_forward) TIMED(matmul_dgrad) TIMED(matmul_wgrad) TIMED(matmul_gelu_forward) TIMED(bias_backward) TIMED(cast)
+TIMED(rope_split_forward) TIMED(rope_split_backward) TIMED(attention_forward) TIMED(attention_backward)
+TIMED(swiglu_forward) TIMED(swiglu_backward) TIMED(gelu_forward) TIMED(gelu_backward)
+TIMED(classifier_stats) TIMED(classifier_loss) TIMED(classifier_backward)
+TIMED(adamw_update) TIMED(sums_of_squares)
+#undef TIMED
+
+using BACKEND::gemm_library, BACKEND::sum_of_squares, BACKEND::sum_of_squared_differences;
+
+}  // namespace timed
+
+using namespace timed;
