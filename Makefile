@@ -70,7 +70,7 @@ tokenize: $(BUILD)/tokenize.o $(DATA_OBJECTS)
 
 # Unit tests (GoogleTest). test_comm and test_launch have modes of their own for runs under mpirun, so each is a program.
 UNIT_TESTS := $(addprefix $(BUILD)/,unit_tests test_comm test_launch)
-$(BUILD)/unit_tests: $(patsubst %,$(BUILD)/test_%.o,model ops attention data documents token_file megatron loader tokenizer init checkpoint safetensors huggingface) $(OBJECTS)
+$(BUILD)/unit_tests: $(patsubst %,$(BUILD)/test_%.o,model ops attention data documents token_file megatron loader tokenizer init checkpoint profile safetensors huggingface) $(OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece_train -lsentencepiece -lxxhash -lsimdjson -lz -lzstd -lgtest -lgtest_main
 $(BUILD)/test_comm $(BUILD)/test_launch: %: %.o $(OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash -lgtest

@@ -5,7 +5,7 @@
 // rank's FFN channels, V this rank's vocabulary rows, Ck shared channels. Everything is row-major and dense unless a
 // leading dimension (ld) is named. A gradient of a parameter is fp32 and is written or added to as GradMode says.
 //
-// The ops are declared in namespace BACKEND: the build's own side, cpu or gpu. Callers name neither (timed_ops.h).
+// The ops are declared in namespace BACKEND: the build's own side, cpu or gpu. The trainer's calls go through timed_ops.h.
 #pragma once
 
 #include "device.h"
@@ -165,8 +165,4 @@ void sum_over_ranks(RankArrays arrays, DType dtype, bool to_all, Run& run);
 // Everyone gets the owner's.
 void copy_over_ranks(RankArrays arrays, i64 element_bytes, Run& run);
 }  // namespace gpu
-#endif
-
-#ifndef LLMC_KERNELS
-#include "timed_ops.h"
 #endif

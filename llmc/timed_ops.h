@@ -1,24 +1,28 @@
-// timed_ops.h: the ops as callers name them. Each is the build's own op (ops.h), a span of the run's timeline where there is one.
+// timed_ops.h: the ops as the trainer calls them: the build's own (ops.h), each a span of the run's timeline where there is one.
 #pragma once
 
+#include "ops.h"
 #include "timeline.h"
 
 // What each op costs, from its arguments. Elementwise operations are not counted: bytes bound those ops.
 namespace costs {
 
+// Bytes of an element of each array; 0 where it is null.
 template <typename... X>
-double width(const X*...) { return (0.0 + ... + sizeof(X)); }
+double width(const X*... array) { return (0.0 + ... + (array ? (double)sizeof(X) : 0.0)); }
+inline double width(std::nullptr_t) { return 0; }
 inline double passes(GradMode mode) { return mode == GradMode::ADD ? 2 : 1; }  // read and written, or written
 inline Cost moved(double bytes) { return {0, bytes}; }
 inline Cost product(i64 N, i64 K, i64 OC, double bytes) { return {2.0 * (double)N * (double)K * (double)OC, bytes}; }
-// Causal: S (S + 1)/2 pairs of a query and a key for each head, or S keys before and among those of a later query.
-inline Cost attention(i64 products, double bytes_of_element, i64 arrays, i64 pos0, i64 B, i64 S, i64 NH, i64 KVH, i64 HS) {
-    const double rows = (double)B * (double)S, pairs = rows * ((double)pos0 + ((double)S + 1) / 2) * (double)NH;
-    return {2.0 * (double)HS * pairs * (double)products, (double)B * (double)HS * bytes_of_element * (double)arrays * (double)(S * NH + (pos0 + S) * KVH)};
+// Causal: S (S + 1)/2 pairs of a query and a key for each head, and those with the keys before pos0. `arrays` of NH heads, and as many of KVH.
+template <typename X>
+Cost attention(i64 products, const X*, i64 arrays, i64 pos0, i64 B, i64 S, i64 NH, i64 KVH, i64 HS) {
+    const double pairs = (double)(B * NH * S) * ((double)pos0 + ((double)S + 1) / 2);
+    return {2.0 * (double)HS * pairs * (double)products, (double)(B * HS * arrays * (S * NH + (pos0 + S) * KVH)) * sizeof(X) + 4.0 * (double)(B * S * NH)};
 }
 
 template <typename X>
-Cost embedding_forward(const X* x, const int*, const X*, const X*, Range, i64 B, i64 S, i64 C, i64, Run&) { return moved((double)(B * S) * (4 + 2 * width(x) * (double)C)); }
+Cost embedding_forward(const X* x, const int*, const X* wte, const X*, Range, i64 B, i64 S, i64 C, i64, Run&) { return moved((double)(B * S) * (4 + width(x, wte) * (double)C)); }
 template <typename G>
 Cost embedding_backward(const G* dwte, const float*, const int*, Range vocab, i64 N, i64 C, GradMode mode, Run&) {
     return moved((double)C * (4.0 * (double)N + width(dwte) * (double)(mode == GradMode::WRITE ? vocab.size() : 2 * std::min(vocab.size(), N))));
@@ -28,16 +32,18 @@ Cost position_backward(const G* dwpe, const float*, i64 B, i64 S, i64 C, i64 P, 
     return moved((double)C * (4.0 * (double)(B * S) + width(dwpe) * (double)P * passes(mode)));
 }
 template <typename X>
-Cost residual_norm_forward(const X* x, const X* n, const float*, const float*, const X* x_in, const Blocks<X>* out, const X*, const X*, const X*, NormKind, i64 N, i64 C, Run&) {
+Cost residual_norm_forward(const X* x, const X* n, const float* mean, const float* rstd, const X* x_in, const Blocks<X>* out, const X*, const X*, const X*, NormKind, i64 N, i64 C, Run&) {
     const double block = out ? (double)(out->Ck * dtype_bytes(out->wire)) + (double)(C - out->Ck) * width(n) : 0;
-    return moved((double)N * (block + (double)C * width(n) * ((x ? 1 : 0) + (x_in ? 1 : 0) + 1)));
+    return moved((double)N * (block + (double)C * width(x, x_in, n) + width(mean, rstd)));
 }
 template <typename X>
-Cost norm_apply(const X* n, const X*, const float*, const float*, const X*, const X*, NormKind, i64 N, i64 C, Run&) { return moved((double)(N * C) * 2 * width(n)); }
-template <typename X, typename G>
-Cost norm_backward(const X* dx, bool residual, const void* send, i64, DType wire, i64 Ck, const G*, const G*, const X*, const X*, const float*, const float*, const X*, NormKind, GradMode,
-                   i64 N, i64 C, Run&) {
-    return moved((double)N * ((double)C * width(dx) * (residual ? 4 : 3) + (send ? (double)(Ck * dtype_bytes(wire)) : 0)));
+Cost norm_apply(const X* n, const X* x, const float* mean, const float* rstd, const X*, const X*, NormKind, i64 N, i64 C, Run&) {
+    return moved((double)N * ((double)C * width(n, x) + width(mean, rstd)));
+}
+template <typename X>
+Cost norm_backward(const X* dx, bool residual, const void*, i64, DType wire, i64 Ck, const void*, const void*, const X* dn, const X* x, const float* mean, const float* rstd, const X*, NormKind,
+                   GradMode, i64 N, i64 C, Run&) {
+    return moved((double)N * ((double)C * (width(dn, x) + width(dx) * (residual ? 2 : 1)) + (double)(Ck * dtype_bytes(wire)) + width(mean, rstd)));
 }
 template <typename X, typename Y>
 Cost matmul_forward(const Y* out, i64, const X* in, const X*, const X*, i64 N, i64 K, i64 OC, float, Run&) {
@@ -47,9 +53,10 @@ template <typename X, typename Y>
 Cost matmul_dgrad(const Y* din, const X* dout, i64, const X*, i64 N, i64 K, i64 OC, float, bool accumulate, Run&) {
     return product(N, K, OC, (double)(N * OC + OC * K) * width(dout) + (double)(N * K) * width(din) * (accumulate ? 2 : 1));
 }
+// A bias gradient that is added to has a pass over dout of its own; one that is written is summed in the product.
 template <typename G, typename B, typename X>
-Cost matmul_wgrad(const G* dweight, B, const X* dout, i64, const X*, i64 N, i64 K, i64 OC, float, GradMode mode, Run&) {
-    return product(N, K, OC, (double)(N * OC + N * K) * width(dout) + (double)(OC * K) * width(dweight) * passes(mode));
+Cost matmul_wgrad(const G* dweight, B dbias, const X* dout, i64, const X* in, i64 N, i64 K, i64 OC, float, GradMode mode, Run&) {
+    return product(N, K, OC, (double)(N * OC) * width(dout) * (width(dbias) > 0 ? passes(mode) : 1) + (double)(N * K) * width(in) + (double)(OC * K) * width(dweight) * passes(mode));
 }
 template <typename X>
 Cost matmul_gelu_forward(const X* h, const X*, const X*, const X*, const X*, i64 N, i64 K, i64 OC, Run&) { return product(N, K, OC, (double)(N * K + OC * K + 2 * N * OC) * width(h)); }
@@ -67,11 +74,11 @@ Cost rope_split_backward(const X* dqkv, const X*, const X*, const X*, const floa
 }
 template <typename X>
 Cost attention_forward(const X* att, const float*, const X*, const X*, const X*, i64 pos0, i64, i64 B, i64 S, i64 NH, i64 KVH, i64 HS, Run&) {
-    return attention(2, width(att), 2, pos0, B, S, NH, KVH, HS);
+    return attention(2, att, 2, pos0, B, S, NH, KVH, HS);  // q k^T and p v; q, att, and k, v
 }
 template <typename X>
 Cost attention_backward(const X* dq, const X*, const X*, const X*, const X*, const float*, const X*, const X*, const X*, i64 B, i64 S, i64 NH, i64 KVH, i64 HS, Run&) {
-    return attention(4, width(dq), 4, 0, B, S, NH, KVH, HS);  // and q k^T once more, which the formula does not need
+    return attention(4, dq, 4, 0, B, S, NH, KVH, HS);  // dv, dp, dq, dk (q k^T once more is not counted); q, att, datt, dq, and k, v, dk, dv
 }
 template <typename X>
 Cost swiglu_forward(const X* h, const X*, i64 N, i64 F, Run&) { return moved((double)(N * F) * 3 * width(h)); }
@@ -82,7 +89,7 @@ Cost gelu_forward(const X* h, const X*, i64 N, i64 F, Run&) { return moved((doub
 template <typename X>
 Cost gelu_backward(const X* du, const X*, const X*, i64 N, i64 F, Run&) { return moved((double)(N * F) * 3 * width(du)); }
 template <typename X>
-Cost classifier_stats(const float*, const X* logits, const int*, Range vocab, i64 n, Run&) { return moved((double)(n * vocab.size()) * width(logits)); }
+Cost classifier_stats(const float*, const X* logits, const int*, Range vocab, i64 n, Run&) { return moved((double)n * ((double)vocab.size() * width(logits) + 12)); }
 inline Cost classifier_loss(const float*, const float*, const float*, const int*, i64 T, i64 n, Run&) { return moved((double)(n * (12 * T + 12))); }
 template <typename X>
 Cost classifier_backward(const X* logits, const float*, const int*, Range vocab, float, i64 n, Run&) { return moved((double)(n * vocab.size()) * 2 * width(logits)); }
@@ -96,6 +103,8 @@ Cost sums_of_squares(const X* data, const std::vector<Range>& ranges, Run&) {
     for (const Range& range : ranges) { count += (double)range.size(); }
     return moved(count * width(data));
 }
+template <typename X>
+Cost sum_of_squared_differences(const X* a, const float* b, float, i64, i64 N, i64 cols, Run&) { return moved((double)(N * cols) * width(a, b)); }
 
 }  // namespace costs
 
@@ -116,10 +125,10 @@ TIMED(matmul_forward) TIMED(matmul_dgrad) TIMED(matmul_wgrad) TIMED(matmul_gelu_
 TIMED(rope_split_forward) TIMED(rope_split_backward) TIMED(attention_forward) TIMED(attention_backward)
 TIMED(swiglu_forward) TIMED(swiglu_backward) TIMED(gelu_forward) TIMED(gelu_backward)
 TIMED(classifier_stats) TIMED(classifier_loss) TIMED(classifier_backward)
-TIMED(adamw_update) TIMED(sums_of_squares)
+TIMED(adamw_update) TIMED(sums_of_squares) TIMED(sum_of_squared_differences)
 #undef TIMED
 
-using BACKEND::gemm_library, BACKEND::sum_of_squares, BACKEND::sum_of_squared_differences;
+using BACKEND::gemm_library, BACKEND::sum_of_squares;
 
 }  // namespace timed
 

@@ -18,7 +18,7 @@
 #pragma once
 
 #include "comm.h"
-#include "ops.h"
+#include "timed_ops.h"
 
 struct TensorParallel {
     Comm& comm;

@@ -12,8 +12,8 @@
 #include <deque>
 
 #include "comm.h"
-#include "ops.h"
 #include "tensors.h"
+#include "timed_ops.h"
 
 template <typename X>
 class Optimizer {

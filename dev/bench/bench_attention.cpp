@@ -13,6 +13,8 @@
 #include <cmath>
 #include <random>
 
+using namespace BACKEND;
+
 namespace {
 
 constexpr double MOST_DIFFERENCE = 0.02;  // bf16 has 8 bits; probabilities are rounded to it before they multiply

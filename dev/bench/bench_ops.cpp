@@ -12,6 +12,8 @@
 #include "llmc/ops.h"
 #include "llmc/simd.h"
 
+using namespace BACKEND;
+
 namespace {
 
 constexpr i64 B = 4, S = 1024, N = B * S, C = 768, NH = 16, KVH = 16, HS = 48, F = 2048, V = 32000, CHUNK = 1024;

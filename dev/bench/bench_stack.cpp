@@ -16,6 +16,8 @@
 
 #include "llmc/ops.h"
 
+using namespace BACKEND;
+
 constexpr int PORT = 29400, ROUNDS = 5;
 
 double now_seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }

@@ -5,6 +5,8 @@
 
 #include "llmc/ops.h"
 
+using namespace BACKEND;
+
 namespace lab {
 
 // x (N,C) = a + b;  n (N,C) = x * rstd * weight;  rstd (N) = 1/sqrt(mean over C of x^2 + eps), of x as stored. See llmc/ops/norm.cuh.

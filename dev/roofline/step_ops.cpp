@@ -5,7 +5,7 @@
 //
 // FLAG: ./train_gpt's; bf16 unless --dtype says otherwise. The step has two micro-batches, so that both kinds are there: the first writes
 // gradients, the second adds to them. Lines, one a call:
-//   {"op": name, argument: value, ...}   an array by the type of its elements, "" where it is null; Blocks by Ck and wire
+//   {"op": name, "flops": of its formula, "bytes": of its arrays, argument: value, ...}   an array by the type of its elements, "" where it is null; Blocks by Ck and wire
 //   {"start": id, "group": "tp" or "dp", "layers": whether a partial channel reduce, "bytes": that this rank sends, "blocking": bool}
 //   {"wait": id}
 //   {"steps": n, "seconds": of all of them, "tokens": in all of them}      with --time, at the end: steps whose ops are not timed
@@ -25,11 +25,11 @@
 #include "llmc/init.h"
 #include "llmc/launch.h"
 #include "llmc/logger.h"
-#include "llmc/ops.h"
 #include "llmc/read_ahead.h"
 #include "llmc/sampler.h"
 #include "llmc/schedule.h"
 #include "llmc/tensors.h"
+#include "llmc/timed_ops.h"
 #include "llmc/tokenizer.h"
 
 namespace traced {
@@ -47,11 +47,11 @@ std::vector<Interval> intervals;
 // One call of an op, noted when it begins and timed until it leaves its scope.
 class Call {
 public:
-    Call(Run& run, const char* op, const std::function<json()>& arguments) : run_(run) {
+    Call(Run& run, const char* op, const std::function<json()>& arguments, const std::function<Cost()>& cost) : run_(run) {
         if (!timing) { return; }
         index_ = calls.size();
         calls.push_back(arguments());
-        calls.back()["op"] = op;
+        calls.back().update({{"op", op}, {"flops", cost().flops}, {"bytes", cost().bytes}});
         if (make_calls) { begin_.emplace(run); }
     }
     ~Call() {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """dev/roofline/wrap_ops.py llmc/ops.h > traced_ops.h: for each op of the table in ops.h a function of the same name in namespace traced,
-which notes the call with its arguments and then makes it, and a macro that sends the program's calls there (step_ops.cpp).
+which notes the call with its arguments and its cost (llmc/timed_ops.h) and then makes it, and a macro that sends the program's calls there (step_ops.cpp).
 """
 import re
 import sys
@@ -16,7 +16,7 @@ def wrapper(template, result, name, arguments):
     call = f'BACKEND::{name}({", ".join(names)})'
     body = f'if (call.made()) {{ {call}; }}' if result == 'void' else f'return call.made() ? {call} : {RESULTS[result]};'
     return (f'{template or "inline "}{result} {name}({" ".join(arguments.split())}) {{\n'
-            f'    const Call call(run, "{name}", [&] {{ return json{{{fields}}}; }});\n    {body}\n}}\n')
+            f'    const Call call(run, "{name}", [&] {{ return json{{{fields}}}; }}, [&] {{ return costs::{name}({", ".join(names)}); }});\n    {body}\n}}\n')
 
 
 def main():

@@ -7,6 +7,8 @@
 #include "llmc/ops.h"
 #include "values.h"
 
+using namespace BACKEND;
+
 // A test runs the same lines on both sides: the kernels in device memory, the CPU loops in the host's.
 struct Side {
     bool kernels;

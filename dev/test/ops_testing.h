@@ -11,6 +11,8 @@
 #include "llmc/ops.h"
 #include "values.h"
 
+using namespace BACKEND;
+
 // The op's outputs (a tuple of vectors), which must be the same bits for any number of threads.
 template <typename Op>
 auto for_any_threads(const Op& op) {
