@@ -52,11 +52,12 @@ def step_calls(*flags):
     done = subprocess.run([STEP_OPS, *flags], stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         sys.exit(f'roofline.py: {STEP_OPS} failed; make build/step_ops builds it')
-    return split_step([json.loads(line) for line in done.stdout.splitlines()])
+    return split_step([json.loads(line) for line in done.stdout.splitlines()], 2 if '--interleave' in flags else 1)
 
 
-def split_step(calls):
-    begins = [i for i, c in enumerate(calls) if c.get('op') == 'embedding_forward']
+def split_step(calls, passes):
+    """passes: of a micro-batch, one or two halves"""
+    begins = [i for i, c in enumerate(calls) if c.get('op') == 'embedding_forward'][::passes]
     last = max(i for i, c in enumerate(calls) if c.get('op') in ('embedding_backward', 'position_backward'))
     return calls[begins[0]:begins[1]], calls[begins[1]:last + 1], calls[last + 1:]
 
@@ -80,8 +81,9 @@ def timeline(calls, device, wire=None, reached=LIMIT):
     return Timeline(now, exposed)
 
 
-def flags_of(model, tp=1, p=1.0, recompute=0):
-    return ('--model', model, '--tp', str(tp), '--sync-factor', str(p), '--micro-batch', str(MICRO_BATCH[model]), '--recompute', str(recompute), '--dtype', 'bf16')
+def flags_of(model, tp=1, p=1.0, recompute=0, interleave=False):
+    return ('--model', model, '--tp', str(tp), '--sync-factor', str(p), '--micro-batch', str(MICRO_BATCH[model]), '--recompute', str(recompute), '--dtype', 'bf16',
+            *(['--interleave'] if interleave else []))
 
 
 def model_flops(calls):
@@ -118,8 +120,8 @@ def op_table(model, tp, p):
 class Step:
     """A whole step of one rank at D = 1 on a device."""
 
-    def __init__(self, model, tp, p, device, wire=None, reached=LIMIT, recompute=0):
-        flags = flags_of(model, tp, p, recompute)
+    def __init__(self, model, tp, p, device, wire=None, reached=LIMIT, recompute=0, interleave=False):
+        flags = flags_of(model, tp, p, recompute, interleave)
         first, later, update = [timeline(calls, device, wire, reached) for calls in step_calls(*flags)]
         run = dry_run_of(flags)
         self.later, self.update = later, update
@@ -127,6 +129,7 @@ class Step:
         self.tokens_per_gpu = run.tokens_per_step() / self.seconds / tp
         self.share_of_peak = self.tokens_per_gpu * run.flops_per_token() / device.flops
         wire_seconds = sum(LATENCY + c['bytes'] / ((wire or device.nvlink) * reached['wire']) for c in step_calls(*flags)[1] if 'start' in c)
+        self.exposed = later.exposed / later.seconds
         self.wire_busy = wire_seconds / (later.seconds - later.exposed)
 
 
@@ -139,6 +142,7 @@ def summary(tensor_parallel):
     head = ['model', 'T', 'p', 'device', 'limit: ms', 'share of peak', 'expected: tokens/s a GPU', 'share of peak']
     if tensor_parallel:
         head += [f'{what}, {wire}' for wire in WIRES for what in ('exposed', 'wire busy')]
+        head += ['halves: tokens/s a GPU'] + [f'halves: exposed, {wire}' for wire in WIRES]
     lines = [f'| {" | ".join(head)} |', '|' + '---|' * len(head)]
     for model in MICRO_BATCH:
         for tp, p in [(tp, p) for tp in (2, 4, 8) for p in (1, 0.5)] if tensor_parallel else [(1, 1)]:
@@ -148,7 +152,10 @@ def summary(tensor_parallel):
                        f'{expected.tokens_per_gpu:,.0f}', f'{100 * expected.share_of_peak:.0f}%']
                 for wire in WIRES.values() if tensor_parallel else ():
                     step = Step(model, tp, p, device, wire, REACHED)
-                    row += [f'{100 * step.later.exposed / step.later.seconds:.1f}%', f'{100 * step.wire_busy:.0f}%']
+                    row += [f'{100 * step.exposed:.1f}%', f'{100 * step.wire_busy:.0f}%']
+                if tensor_parallel:
+                    halves = [Step(model, tp, p, device, wire, REACHED, interleave=True) for wire in WIRES.values()]
+                    row += [f'{halves[0].tokens_per_gpu:,.0f}'] + [f'{100 * step.exposed:.1f}%' for step in halves]
                 lines.append(f'| {" | ".join(map(str, row))} |')
     return '\n'.join(lines)
 
@@ -218,6 +225,10 @@ def reach(share):
     return f'{100 * share:.0f}%' if share else 'more than all'
 
 
+def exposed(model, tp, interleave):
+    return f"{100 * Step(model, tp, 0.5, DEVICES['h100'], reached=REACHED, interleave=interleave).exposed:.1f}%"
+
+
 def page():
     h100, h200 = DEVICES['h100'], DEVICES['h200']
     goals = {device: Step('1.1b', 1, 1, device, reached=REACHED).share_of_peak for device in (h100, h200)}
@@ -240,7 +251,7 @@ launches, which a stream hides, and the SMs that collectives take.
 - **60% of the peak for 1.1B at T = 1**: expected {100 * goals[h100]:.0f}% on H100, {100 * goals[h200]:.0f}% on H200. For 60% products would have to reach {reach(products_needed('1.1b', h100, 0.6))} and {reach(products_needed('1.1b', h200, 0.6))} of
   the peak, attention and memory as assumed. The limit itself is {100 * Step('1.1b', 1, 1, h100).share_of_peak:.0f}% and {100 * Step('1.1b', 1, 1, h200).share_of_peak:.0f}%: the rest goes to what memory bounds and to scores computed again.
 - **No exposed reduce at p = 0.5 over NVLink**: nearly so at T = 2, not at T = 8. A forward reduce has only the private block's product to hide behind, and that shrinks
-  with T while the reduce grows. "Wire busy", exchanges over kernels, is below 100% there: interleaved micro-batch halves could hide all of it (DESIGN's option).
+  with T while the reduce grows. With `--interleave` it has the other half's work: 7B at T = 8 waits for {exposed('7b', 8, True)} of its time instead of {exposed('7b', 8, False)}, 1.1B for {exposed('1.1b', 8, True)} instead of {exposed('1.1b', 8, False)} (H100).
 - p = 0.5 against p = 1 at T = 8: {100 * (Step('7b', 8, 0.5, h100, reached=REACHED).tokens_per_gpu / Step('7b', 8, 1, h100, reached=REACHED).tokens_per_gpu - 1):.0f}% more tokens/s for 7B on H100 over NVLink, {100 * (Step('7b', 8, 0.5, h100, 50e9, REACHED).tokens_per_gpu / Step('7b', 8, 1, h100, 50e9, REACHED).tokens_per_gpu - 1):.0f}% over 400 Gb/s.
 - The update (gradient norm, AdamW) at the limit, T = 1, H200: {update_line()}.
 
@@ -255,6 +266,7 @@ Recomputation, T = 1, expected on H200:
 ## Tensor parallelism
 
 Exposed: share of the time that the kernels wait for an exchange, expected kernels and wires. Wire busy: time of all exchanges over time of all kernels.
+Halves: the same with `--interleave`, whose products have half the rows; tokens/s over NVLink.
 
 {summary(True)}
 
