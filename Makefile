@@ -143,7 +143,7 @@ coverage:
 	rm -f build/coverage/simt/*.gcda
 	build/coverage/simt/tests --gtest_brief=1
 	build/coverage/simt/test_gpt
-	SIMT_DEVICES=4 build/coverage/simt/test_gpt --recompute 2 --zero 1 --dtype bf16
+	SIMT_DEVICES=4 build/coverage/simt/test_gpt --recompute 2 --zero 1 --dtype bf16 --grad-dtype bf16
 	dev/coverage.py build/coverage/simt
 # Kernel experiments (dev/kernels).
 $(SIMT)/%.o: dev/kernels/%.cu $(BUILD)/flags.txt | $(SIMT)

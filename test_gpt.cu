@@ -132,9 +132,7 @@ Verdict compare(const Options& o, Ranks& ranks, Run& run, const std::string& dir
 
     complete(trainer.model.backward(trainer.acts[0], B, S, GradMode::WRITE), *ranks.tp);
     trainer.optimizer.reduce_gradients();
-    std::vector<float> mine(trainer.model.table.count());
-    copy_to_host(mine.data(), trainer.model.grads, (i64)mine.size(), run);
-    const auto grads = assemble(o.shape, gather_arrays(mine, *ranks.tp));
+    const auto grads = assemble(o.shape, gather_arrays(trainer.model.grads.to_host(run), *ranks.tp));
     const SafetensorsFile wanted(dir + "/grads.safetensors");
     std::map<std::string, std::pair<double, double>> errors;  // name -> |d|, |g|
     double all = 0;
@@ -171,7 +169,7 @@ Verdict compare(const Options& o, Ranks& ranks, Run& run, const std::string& dir
     return verdict;
 }
 
-int test_golden(const std::string& dir, const std::string& hf, const std::string& batch, const std::string& dtype, int zero, int recompute) {
+int test_golden(const std::string& dir, const std::string& hf, const std::string& batch, const std::string& dtype, const std::string& grad_dtype, int zero, int recompute) {
     const std::string path = dir + "/golden.json";
     const json golden = read_json(path);
     Options o;
@@ -183,7 +181,7 @@ int test_golden(const std::string& dir, const std::string& hf, const std::string
     o.seq = golden.at("batch_shape").at(1).get<i64>() - 1;
     const json& adam = golden.at("adamw");
     o.lr = adam.at("lr"), o.min_lr = 0, o.warmup = 0, o.schedule = "constant", o.beta1 = adam.at("beta1"), o.beta2 = adam.at("beta2"), o.eps = adam.at("eps");
-    o.weight_decay = adam.at("weight_decay"), o.clip = adam.at("clip"), o.dtype = dtype;
+    o.weight_decay = adam.at("weight_decay"), o.clip = adam.at("clip"), o.dtype = dtype, o.grad_dtype = grad_dtype;
     finish_model(o.shape);
     check_split(o.shape, o.tp, o.sync_factor);
     return launch(o.tp, 1, [&](Ranks& host) {
@@ -199,12 +197,13 @@ int test_golden(const std::string& dir, const std::string& hf, const std::string
 
 int main(int argc, char** argv) {
     CLI::App app("Compares the trainer with goldens made by an independent float64 program. Exit code 0 only if all agree.");
-    std::string golden, hf, batch, dtype = "fp32";
+    std::string golden, hf, batch, dtype = "fp32", grad_dtype = "fp32";
     int zero = 0, recompute = 1;
     app.add_option("--golden", golden, "folder with golden.json, logits.f32, loss_per_token.f32, grads.safetensors; none: all of dev/golden");
     app.add_option("--init-from", hf, "Hugging Face folder of the model (default: named in golden.json)");
     app.add_option("--batch", batch, "int32 ids of the batch's shape (default: named in golden.json)");
     app.add_option("--dtype", dtype, "fp32 (judged by the tolerances of the interface) or bf16 (by a band)");
+    app.add_option("--grad-dtype", grad_dtype, "as the trainer's");
     app.add_option("--zero", zero, "as the trainer's");
     app.add_option("--recompute", recompute, "as the trainer's");
     try {
@@ -214,6 +213,7 @@ int main(int argc, char** argv) {
     }
     try {
         if (dtype != "fp32" && dtype != "bf16") { usage_error("--dtype is '%s': wanted fp32 or bf16", dtype.c_str()); }
+        if (grad_dtype != "fp32" && (grad_dtype != "bf16" || dtype != "bf16")) { usage_error("--grad-dtype is '%s': wanted fp32, or bf16 with --dtype bf16", grad_dtype.c_str()); }
         if (zero < 0 || zero > 1 || recompute < 0 || recompute > 2) { usage_error("--zero is %d, --recompute %d: wanted 0 or 1, and 0 to 2", zero, recompute); }
         std::vector<std::string> dirs{golden};
         if (golden.empty() && launched_world().by_mpi) { usage_error("under mpirun one golden is tested at a time\nHINT: --golden DIR, with -n T of that golden"); }
@@ -229,7 +229,7 @@ int main(int argc, char** argv) {
         for (const std::string& dir : dirs) {
             const json facts = read_json(dir + "/golden.json");
             const std::string model = !hf.empty() ? hf : dir + "/" + facts.value("model", ""), file = !batch.empty() ? batch : dir + "/" + facts.value("batch", "");
-            failed += test_golden(dir, model, file, dtype, zero, recompute) != EXIT_OK;
+            failed += test_golden(dir, model, file, dtype, grad_dtype, zero, recompute) != EXIT_OK;
         }
         if (launched_world().rank == 0) { printf("%zu goldens, %d failed\n", dirs.size(), failed); }
         return failed == 0 ? EXIT_OK : EXIT_FAILED;

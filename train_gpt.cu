@@ -93,31 +93,38 @@ std::vector<TensorSpec> parameter_specs(const ModelConfig& m) {
     return specs;
 }
 
-// One rank's parameters (P = X), or their gradients (P = float), as pointers into one allocation. What a model lacks is null.
-template <typename P>
+// One rank's parameters (P = X*), or their gradients (P = float*; those that are sharded in a layer may be bf16, S = Gradient).
+// What a model lacks is null.
+template <typename P, typename S = P>
 struct LayerTensors {
-    P *norm1, *norm1_bias;        // (C)
-    P *qkv, *qkv_bias;            // (QKVr, C), (QKVr): this rank's query heads, then its key heads, then its value heads
-    P *attn_out, *attn_out_bias;  // (C, Ar), (C)
-    P *norm2, *norm2_bias;        // (C)
-    P *up, *up_bias;              // (Ur, C), (Ur): gate and up stacked (Llama), or fc1 (GPT)
-    P *down, *down_bias;          // (C, Fr), (C)
+    P norm1, norm1_bias;          // (C)
+    S qkv, qkv_bias;              // (QKVr, C), (QKVr): this rank's query heads, then its key heads, then its value heads
+    S attn_out;                   // (C, Ar)
+    P attn_out_bias;              // (C)
+    P norm2, norm2_bias;          // (C)
+    S up, up_bias;                // (Ur, C), (Ur): gate and up stacked (Llama), or fc1 (GPT)
+    S down;                       // (C, Fr)
+    P down_bias;                  // (C)
 };
-template <typename P>
+template <typename P, typename S = P>
 struct ModelTensors {
-    P *embedding, *position;      // (Vr, C), (max_positions, C)
-    std::vector<LayerTensors<P>> layers;
-    P *final_norm, *final_norm_bias;
-    P* head;                      // (Vr, C); the embedding itself where tied
+    P embedding, position;        // (Vr, C), (max_positions, C)
+    std::vector<LayerTensors<P, S>> layers;
+    P final_norm, final_norm_bias;
+    P head;                       // (Vr, C); the embedding itself where tied
 
     ModelTensors() = default;
-    ModelTensors(const ParameterTable& table, const ModelConfig& m, P* base) {
-        auto at = [&](const std::string& name) { return table.has(name) ? base + table[name].offset : nullptr; };
+    // place(i), place_in_layers(i): of element i of the family.
+    template <typename Place, typename PlaceInLayers>
+    ModelTensors(const ParameterTable& table, const ModelConfig& m, const Place& place, const PlaceInLayers& place_in_layers) {
+        auto at = [&](const std::string& name) { return table.has(name) ? place(table[name].offset) : nullptr; };
         embedding = at("embedding"), position = at("position");
         for (i64 l = 0; l < m.layers; l++) {
-            auto in = [&](const char* name) { return at(format("layers.%lld.%s", (long long)l, name)); };
-            layers.push_back({in("norm1"), in("norm1_bias"), in("qkv"), in("qkv_bias"), in("attn_out"), in("attn_out_bias"), in("norm2"), in("norm2_bias"),
-                              in("up"), in("up_bias"), in("down"), in("down_bias")});
+            auto named = [&](const char* name) { return format("layers.%lld.%s", (long long)l, name); };
+            auto in = [&](const char* name) { return at(named(name)); };
+            auto sharded = [&](const char* name) { return table.has(named(name)) ? place_in_layers(table[named(name)].offset) : nullptr; };
+            layers.push_back({in("norm1"), in("norm1_bias"), sharded("qkv"), sharded("qkv_bias"), sharded("attn_out"), in("attn_out_bias"), in("norm2"), in("norm2_bias"),
+                              sharded("up"), sharded("up_bias"), sharded("down"), in("down_bias")});
         }
         final_norm = at("final_norm"), final_norm_bias = at("final_norm_bias");
         head = m.tie ? embedding : at("head");
@@ -233,27 +240,28 @@ struct Model {
     const ParameterTable table;
     Arena parameters{"parameters"}, gradients{"gradients"}, rope{"rope table"};
     X* params;
-    float* grads;                     // null outside training
+    Gradients grads;
     float* tied_head;                 // (Vr, C) a tied head's own part of the gradient, or null
-    ModelTensors<X> w;
-    ModelTensors<float> g;
+    ModelTensors<X*> w;
+    ModelTensors<float*, Gradient> g;
     i64 positions;                    // rows of the rope table
     float *rope_cos, *rope_sin;       // (positions, HS/2); null with learned positions
 
     // micro_batches: how many are summed into one gradient; 0 outside training. With several, a tied head and embedding are summed apart,
     // so that the order of one's backward and another's forward changes no bit.
-    Model(const ModelConfig& config, const TensorParallel& tp, i64 positions, i64 micro_batches, Run& run)
-        : config(config), tp(tp), run(run), r(config, tp.comm.size, tp.comm.rank), table(config, parameter_specs(config), tp.comm.size, tp.comm.rank), grads(nullptr),
+    Model(const ModelConfig& config, const TensorParallel& tp, i64 positions, i64 micro_batches, DType grad_dtype, Run& run)
+        : config(config), tp(tp), run(run), r(config, tp.comm.size, tp.comm.rank), table(config, parameter_specs(config), tp.comm.size, tp.comm.rank),
           tied_head(nullptr), positions(positions), rope_cos(nullptr), rope_sin(nullptr) {
         parameters.add(&params, table.count());
-        gradients.add(&grads, micro_batches > 0 ? table.count() : 0);
+        if (micro_batches > 0) { grads.plan(gradients, table, grad_dtype); }
         if (config.tie && micro_batches > 1) { gradients.add(&tied_head, r.Vr * r.C); }
         if (config.rotary) { rope.add(&rope_cos, positions * (r.HS / 2)), rope.add(&rope_sin, positions * (r.HS / 2)); }
     }
     void allocate() {
         parameters.allocate(), gradients.allocate(), rope.allocate();
-        w = ModelTensors<X>(table, config, params);
-        if (grads) { g = ModelTensors<float>(table, config, grads); }
+        const auto weight = [&](i64 i) { return params + i; };
+        w = ModelTensors<X*>(table, config, weight, weight);
+        if (grads.others) { g = {table, config, [&](i64 i) { return grads.fp32(i); }, [&](i64 i) { return grads.at(i); }}; }
         if (tied_head) { g.head = tied_head; }
         if (config.rotary) { fill_rope_table(); }
     }
@@ -291,7 +299,7 @@ void Model<X>::fill_rope_table() {
 template <typename X>
 void Model<X>::attention_half(Activations<X>& s, i64 l, i64 B, i64 S, i64 pos0) {
     const LayerSaved<X>& a = s.layers[l];
-    const LayerTensors<X>& p = w.layers[l];
+    const LayerTensors<X*>& p = w.layers[l];
     matmul_forward(s.qkv, r.QKVr, a.n1, p.qkv, p.qkv_bias, B * S, r.C, r.QKVr, 1.0f, run);
     rope_split_forward(a.q, a.k, a.v, s.qkv, rope_cos, rope_sin, pos0, s.S_kv, B, S, r.NHr, r.KVHr, r.HS, run);
     attention_forward(a.att, a.lse, a.q, a.k, a.v, pos0, s.S_kv, B, S, r.NHr, r.KVHr, r.HS, run);
@@ -301,7 +309,7 @@ void Model<X>::attention_half(Activations<X>& s, i64 l, i64 B, i64 S, i64 pos0) 
 template <typename X>
 void Model<X>::mlp_half(Activations<X>& s, i64 l, i64 N) {
     const LayerSaved<X>& a = s.layers[l];
-    const LayerTensors<X>& p = w.layers[l];
+    const LayerTensors<X*>& p = w.layers[l];
     if (config.is_llama()) {
         matmul_forward(a.up, r.Ur, a.n2, p.up, p.up_bias, N, r.C, r.Ur, 1.0f, run);
         swiglu_forward(a.h, a.up, N, r.Fr, run);
@@ -319,7 +327,7 @@ Pass Model<X>::forward(Activations<X>& s, i64 B, i64 S, i64 pos0) {
 
     for (i64 l = 0; l < L; l++) {
         const LayerSaved<X>& a = s.layers[l];
-        const LayerTensors<X>& p = w.layers[l];
+        const LayerTensors<X*>& p = w.layers[l];
         if (l == 0) { residual_norm_forward((X*)nullptr, a.n1, a.mean1, a.rstd1, a.x_in, (Blocks<X>*)nullptr, (X*)nullptr, p.norm1, p.norm1_bias, r.norm, N, C, run); }
         else { residual_norm_forward(a.x_in, a.n1, a.mean1, a.rstd1, s.layers[l - 1].x_mid, &s.row.out, w.layers[l - 1].down_bias, p.norm1, p.norm1_bias, r.norm, N, C, run); }
         attention_half(s, l, B, S, pos0);
@@ -385,8 +393,8 @@ Pass Model<X>::backward(Activations<X>& s, i64 B, i64 S, GradMode mode, std::fun
 
     for (i64 l = L - 1; l >= 0; l--) {
         const LayerSaved<X>& a = s.layers[l];
-        const LayerTensors<X>& p = w.layers[l];
-        const LayerTensors<float>& d = g.layers[l];
+        const LayerTensors<X*>& p = w.layers[l];
+        const LayerTensors<float*, Gradient>& d = g.layers[l];
         // the MLP
         Comm::Ticket ticket = start_partial_reduce(send, N, tp);                                              // <=> partial channel reduce 3
         if (l + 1 < L) { matmul_wgrad(g.layers[l + 1].qkv, g.layers[l + 1].qkv_bias, dqkv, r.QKVr, s.layers[l + 1].n1, N, C, r.QKVr, 1.0f, mode, run), layer_done(l + 1); }
@@ -490,7 +498,8 @@ struct Trainer {
     // Without training there are no gradients, no optimiser state, and nothing is kept for backward.
     Trainer(const Options& o, Ranks& ranks, Run& run, bool training)
         : o(o), ranks(ranks), run(run),
-          model(o.shape, make_tensor_parallel(o, ranks), o.seq, training ? o.global_batch / ranks.dp->size / sequences() : 0, run), optimizer(model.table, ranks, o.zero == 1) {
+          model(o.shape, make_tensor_parallel(o, ranks), o.seq, training ? o.global_batch / ranks.dp->size / sequences() : 0,
+                o.grad_dtype == "bf16" ? DType::BF16 : DType::FP32, run), optimizer(model.table, ranks, o.zero == 1) {
         for (i64 sequence = 0; sequence < o.micro_batch; sequence += sequences()) {
             acts.emplace_back(model.r, model.tp, sequences(), o.seq, o.seq, training ? (Keep)o.recompute : Keep::NOTHING);
         }
@@ -636,7 +645,7 @@ json Trainer<X>::insight() {
         if (sscanf(t.spec.name.c_str(), "layers.%" SCNd64 ".", &layer) != 1) { continue; }
         const bool counted = (t.spec.split != Split::NONE || ranks.tp->rank == 0) && (o.zero == 1 || ranks.dp->rank == 0);  // everything once
         if (!counted) { continue; }
-        optimizer.for_each_owned(t, [&](const auto&, i64 begin, i64 end) { mine[layer] += sum_of_squares(model.grads + begin, end - begin, run); });
+        optimizer.for_each_owned(t, [&](const auto&, i64 begin, i64 end) { mine[layer] += model.grads.squares({{begin, end}}, run)[0]; });
     }
     if (T > 1 && model.tp.private_channels() > 0) {
         const i64 Ck = model.tp.Ck, private_channels = C - Ck;
@@ -862,7 +871,8 @@ json print_header(const Options& o, Trainer<X>& trainer, Ranks& ranks, Logger& l
                                 o.private_scale.c_str(), dtype_name(trainer.model.tp.wire)));
     row("wire", human_bytes(volume.here) + " per rank and step in the layers; " + human_bytes(volume.plain) + " at p = 1");
     row("memory", format("%.3f GiB per rank: %s", bytes / 1073741824.0, memory.c_str()));
-    row("numbers", format("%s activations and weights, fp32 master weights, gradients, moments; GEMM: %s", dtype_name(dtype_of<X>), gemm_library().c_str()));
+    row("numbers", format("%s activations and weights, fp32 master weights, %smoments; GEMM: %s", dtype_name(dtype_of<X>),
+                          o.grad_dtype == "bf16" ? "bf16 gradients in the layers, fp32 " : "gradients, ", gemm_library().c_str()));
     row("batch", format("%lld sequences of %lld = %s tokens a step, micro-batch %lld%s", (long long)o.global_batch, (long long)o.seq, human_count((double)(o.global_batch * o.seq)).c_str(),
                         (long long)o.micro_batch, o.interleave ? " in two halves, interleaved" : ""));
     row("optimiser", format("AdamW, lr %g (%s, warm-up %lld, floor %g), decay %g, clip %g, %lld steps", o.lr, o.schedule.c_str(), (long long)o.warmup, o.min_lr, o.weight_decay, o.clip,
@@ -1206,7 +1216,7 @@ int use(const Options& o, Ranks& ranks, Run& run) {
     const i64 context = std::max<i64>(o.shape.max_positions, 1);
     const TextRule text(o.tokenizer, rule, o.shape.vocab);
     text.encode(o.prompt);  // refuses what it must before the weights are read
-    Model<X> model(o.shape, make_tensor_parallel(o, ranks), context, 0, run);
+    Model<X> model(o.shape, make_tensor_parallel(o, ranks), context, 0, DType::FP32, run);
     check_memory({&model.parameters, &model.rope}, ranks);
     model.allocate();
     load(model);

@@ -90,8 +90,12 @@ public:
         return start_in_flight({data, dtype_bytes(dtype), dtype, std::move(parts), /*reduce=*/true, /*gather=*/true, traffic});
     }
     // reduce_scatter, below, in the same way.
-    Ticket start_reduce_scatter(float* data, const std::vector<Range>& ranges, Traffic traffic) {
-        return start_in_flight({data, sizeof(float), DType::FP32, ranges, /*reduce=*/true, /*gather=*/false, traffic});
+    Ticket start_reduce_scatter(void* data, DType dtype, const std::vector<Range>& ranges, Traffic traffic) {
+        return start_in_flight({data, dtype_bytes(dtype), dtype, ranges, /*reduce=*/true, /*gather=*/false, traffic});
+    }
+    // all_gather_ranges, below, in the same way.
+    Ticket start_all_gather_ranges(void* data, i64 element_bytes, const std::vector<Range>& ranges, Traffic traffic) {
+        return start_in_flight({data, element_bytes, DType::FP32, ranges, /*reduce=*/false, /*gather=*/true, traffic});
     }
     // all_gather, below, in the same way; `mine` is free on return.
     Ticket start_all_gather(const void* mine, void* all, i64 bytes, Traffic traffic) {
@@ -116,8 +120,8 @@ public:
         all_gather_ranges(all, 1, place_in_all(mine, all, bytes), traffic);
     }
     // data[ranges[rank]] = sum over ranks of their data[ranges[rank]]; all else keeps what it had. One range a rank, disjoint.
-    void reduce_scatter(float* data, const std::vector<Range>& ranges, Traffic traffic) {
-        exchange({data, sizeof(float), DType::FP32, ranges, /*reduce=*/true, /*gather=*/false, traffic});
+    void reduce_scatter(void* data, DType dtype, const std::vector<Range>& ranges, Traffic traffic) {
+        exchange({data, dtype_bytes(dtype), dtype, ranges, /*reduce=*/true, /*gather=*/false, traffic});
     }
     // Every rank's data[ranges[r]] = rank r's, for every r. Elements of element_bytes.
     void all_gather_ranges(void* data, i64 element_bytes, const std::vector<Range>& ranges, Traffic traffic) {

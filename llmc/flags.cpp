@@ -168,6 +168,10 @@ void finish(Options& o) {
     one_of(o.rounding, "--rounding", {"nearest", "stochastic"});
     one_of(o.schedule, "--schedule", {"cosine", "linear", "wsd", "constant"});
     one_of(o.dtype, "--dtype", {"auto", "fp32", "bf16"});
+    one_of(o.grad_dtype, "--grad-dtype", {"fp32", "bf16"});
+    if (o.grad_dtype == "bf16" && o.dtype != "bf16" && !o.uses_a_model()) {
+        usage_error("--grad-dtype is bf16, but --dtype is %s: wanted bf16 for both\nHINT: --dtype bf16, or --grad-dtype fp32", o.dtype.c_str());
+    }
     one_of(o.reduce_dtype, "--reduce-dtype", {"auto", "fp32", "bf16"});
     within(o.zero, 0, 1, "--zero");
     within(o.recompute, 0, 2, "--recompute");

@@ -29,7 +29,7 @@ struct Options {
     i64 decay_steps = 0, wsd_decay = 0;
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 0, clip = 1.0, skip_spikes = 0;
     // run
-    std::string out, log, trace, dtype = "auto", reduce_dtype = "auto";
+    std::string out, log, trace, dtype = "auto", grad_dtype = "fp32", reduce_dtype = "auto";
     bool resume = false, dry_run = false;
     i64 save_every = 0, keep = 3, val_every = 0, val_batches = 2, sample_every = 0, insight_every = 0;
     int threads = 0, recompute = 1;
@@ -107,7 +107,8 @@ void visit_flags(Options& o, Visitor&& v) {
     v(g, "--sample-every", o.sample_every, "steps between samples of text (needs --tokenizer); 0: none");
     v(g, "--insight-every", o.insight_every, "steps between records of per-layer gradient norms and private-channel divergence in --log; 0: none");
     v(g, "--log", o.log, "JSON Lines file: a record per run, step, validation, checkpoint");
-    v(g, "--dtype", o.dtype, "fp32, bf16 (fp32 master weights and gradients) or auto (what is fast on this processor)");
+    v(g, "--dtype", o.dtype, "fp32, bf16 (fp32 master weights) or auto (what is fast on this processor)");
+    v(g, "--grad-dtype", o.grad_dtype, "of the gradients that are sharded in the layers, also on the wire between data-parallel ranks: fp32, or bf16 (with --dtype bf16): half their memory, rounded once a micro-batch");
     v(g, "--reduce-dtype", o.reduce_dtype, "type on the wire of the partial channel reduce: fp32, bf16 or auto (that of the activations)");
     v(g, "--recompute", o.recompute, "activations computed again in backward instead of kept: 0 none, 1 norms and activation functions, 2 whole blocks");
     v(g, "--interleave", o.interleave, "compute each micro-batch as two halves in turn, so that the sums one half waits for travel under the other half's products: for a slow wire");

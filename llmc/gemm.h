@@ -8,7 +8,7 @@
 // and what a library may do with it in one pass; false where this one does not, and nothing is done then:
 //
 //   gemm_gelu(h, u, a, b, bias, M, N, K, run)           u (M, N) = a b + bias; h (M, N) = gelu(u)
-//   gemm_row_sums(c, sums, a, b, M, N, K, alpha, run)   c (M, N; fp32) = alpha * a b; sums (M; fp32) = sums over K of a
+//   gemm_row_sums(c, sums, a, b, M, N, K, alpha, run)   c (M, N) = alpha * a b; sums (M), of c's type = sums over K of a
 #pragma once
 
 #include "device.h"

@@ -267,8 +267,8 @@ template <typename X>
 bool gemm_gelu(X*, X*, Matrix<X>, Matrix<X>, const X*, i64, i64, i64, Run&) {
     return false;
 }
-template <typename X>
-bool gemm_row_sums(float*, float*, Matrix<X>, Matrix<X>, i64, i64, i64, float, Run&) {
+template <typename X, typename Y>
+bool gemm_row_sums(Y*, Y*, Matrix<X>, Matrix<X>, i64, i64, i64, float, Run&) {
     return false;
 }
 

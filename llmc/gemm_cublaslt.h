@@ -36,7 +36,7 @@ inline uint32_t alignment(const void* p) {
 struct Epilogue {
     const void* bias = nullptr;  // (N) of c's type, added to every row
     void* gelu_input = nullptr;  // (M,N; ldc) of c's type = a b + bias; c = gelu of that, before it was rounded
-    float* row_sums = nullptr;   // (M) = sums over K of a; c is fp32
+    void* row_sums = nullptr;    // (M) of c's type = sums over K of a
 
     cublasLtEpilogue_t kind() const {
         if (gelu_input) { return bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX; }
@@ -233,8 +233,8 @@ bool gemm_gelu(X* h, X* u, Matrix<X> a, Matrix<X> b, const X* bias, i64 M, i64 N
     return fits && cublas_lt(run).multiply(h, N, a, b, gelu, M, N, K, 1.0f, false, run);
 }
 
-template <typename X>
-bool gemm_row_sums(float* c, float* sums, Matrix<X> a, Matrix<X> b, i64 M, i64 N, i64 K, float alpha, Run& run) {
+template <typename X, typename Y>
+bool gemm_row_sums(Y* c, Y* sums, Matrix<X> a, Matrix<X> b, i64 M, i64 N, i64 K, float alpha, Run& run) {
     const Epilogue both{nullptr, nullptr, sums};
     const bool fits = M > 0 && N > 0 && K > 0 && both.aligned();
     return fits && cublas_lt(run).multiply(c, N, a, b, both, M, N, K, alpha, false, run);

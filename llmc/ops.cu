@@ -20,9 +20,9 @@ namespace BACKEND {
     template void norm_apply(X*, const X*, const float*, const float*, const X*, const X*, NormKind, i64, i64, Run&);                    \
     template void norm_backward(X*, bool, void*, i64, DType, i64, float*, float*, const X*, const X*, const float*, const float*,        \
                                 const X*, NormKind, GradMode, i64, i64, Run&);                                                           \
-    template void matmul_wgrad(float*, float*, const X*, i64, const X*, i64, i64, i64, float, GradMode, Run&);                           \
+    template void matmul_wgrad(Gradient, Gradient, const X*, i64, const X*, i64, i64, i64, float, GradMode, Run&);                       \
     template void matmul_gelu_forward(X*, X*, const X*, const X*, const X*, i64, i64, i64, Run&);                                        \
-    template void bias_backward(float*, const X*, i64, i64, GradMode, Run&);                                                             \
+    template void bias_backward(Gradient, const X*, i64, i64, GradMode, Run&);                                                           \
     template void rope_split_forward(X*, X*, X*, const X*, const float*, const float*, i64, i64, i64, i64, i64, i64, i64, Run&);         \
     template void rope_split_backward(X*, const X*, const X*, const X*, const float*, const float*, i64, i64, i64, i64, i64, Run&);      \
     template void attention_forward(X*, float*, const X*, const X*, const X*, i64, i64, i64, i64, i64, i64, i64, Run&);                  \
@@ -34,8 +34,7 @@ namespace BACKEND {
     template void gelu_backward(X*, const X*, const X*, i64, i64, Run&);                                                                 \
     template void classifier_stats(float*, const X*, const int*, Range, i64, Run&);                                                      \
     template void classifier_backward(X*, const float*, const int*, Range, float, i64, Run&);                                            \
-    template void adamw_update(X*, float*, float*, float*, const float*, i64, const AdamW&, Run&);                                       \
-    template std::vector<double> sums_of_squares(const X*, const std::vector<Range>&, Run&);                                             \
+    template void adamw_update(X*, float*, float*, float*, Gradient, i64, const AdamW&, Run&);                                           \
     template double sum_of_squared_differences(const X*, const float*, float, i64, i64, i64, Run&);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

@@ -3,7 +3,7 @@
 //
 // Sizes: B batch, S sequence, N = B*S rows, C channels, NH/KVH query/key-value heads of this rank, HS head size, F this
 // rank's FFN channels, V this rank's vocabulary rows, Ck shared channels. Everything is row-major and dense unless a
-// leading dimension (ld) is named. A gradient of a parameter is fp32 and is written or added to as GradMode says.
+// leading dimension (ld) is named. A gradient of a parameter is written or added to as GradMode says; it is fp32, or what a Gradient says.
 //
 // The ops are declared in namespace BACKEND: the build's own side, cpu or gpu. The trainer's calls go through timed_ops.h.
 #pragma once
@@ -12,6 +12,29 @@
 #include "rounding.h"
 
 enum class GradMode { WRITE, ADD };  // the first micro-batch writes, later ones add: nothing is zeroed
+
+// A gradient in fp32 or bf16. An op sums in fp32, what is there already included, and rounds once on the way in.
+struct Gradient {
+    void* data = nullptr;
+    DType dtype = DType::FP32;
+
+    Gradient(std::nullptr_t = nullptr) {}
+    Gradient(float* p) : data(p) {}
+    Gradient(bf16* p) : data(p), dtype(DType::BF16) {}
+    Gradient(void* p, DType dtype) : data(p), dtype(dtype) {}
+    explicit operator bool() const { return data != nullptr; }
+    Gradient operator+(i64 elements) const { return {(char*)data + elements * dtype_bytes(dtype), dtype}; }
+
+    // body(the pointer, of its own type), for activations of type X: gradients are no finer than what they are made of.
+    template <typename X, typename Body>
+    auto visit(const Body& body) const {
+        if constexpr (dtype_of<X> == DType::BF16) {
+            if (dtype == DType::BF16) { return body((bf16*)data); }
+        }
+        check(dtype == DType::FP32, "a bf16 gradient of fp32 activations");
+        return body((float*)data);
+    }
+};
 
 // What a row-parallel product leaves, and what goes back into it: out[:, :Ck] is summed over ranks, out[:, Ck:] is this
 // rank's own. Two blocks, so that the sum runs on dense memory and under the product that writes the other block.
@@ -72,16 +95,16 @@ void matmul_forward(Y* out, i64 ld_out, const X* in, const X* weight, const X* b
 // din (N, K) = alpha * dout (N, OC; ld_dout) W, or += where accumulate.
 template <typename X, typename Y>
 void matmul_dgrad(Y* din, const X* dout, i64 ld_dout, const X* weight, i64 N, i64 K, i64 OC, float alpha, bool accumulate, Run& run);
-// dweight (OC, K) (+)= alpha * dout^T in. dbias (OC), which may be null, (+)= column sums of dout, dense then.
+// dweight (OC, K) (+)= alpha * dout^T in. dbias (OC), which may be null, (+)= column sums of dout, dense then. Both of one type.
 template <typename X>
-void matmul_wgrad(float* dweight, float* dbias, const X* dout, i64 ld_dout, const X* in, i64 N, i64 K, i64 OC, float alpha, GradMode mode,
-                  Run& run);
+void matmul_wgrad(Gradient dweight, Gradient dbias, const X* dout, i64 ld_dout, const X* in, i64 N, i64 K, i64 OC, float alpha,
+                  GradMode mode, Run& run);
 // u (N, OC) = in W^T + bias, h (N, OC) = gelu(u); bias may be null. Where a library fuses both, h comes of u before its rounding.
 template <typename X>
 void matmul_gelu_forward(X* h, X* u, const X* in, const X* weight, const X* bias, i64 N, i64 K, i64 OC, Run& run);
 // dbias (OC) (+)= column sums of dout (N, OC; ld OC), in fp32, in a fixed order.
 template <typename X>
-void bias_backward(float* dbias, const X* dout, i64 N, i64 OC, GradMode mode, Run& run);
+void bias_backward(Gradient dbias, const X* dout, i64 N, i64 OC, GradMode mode, Run& run);
 // to[i] = from[i], another type.
 template <typename From, typename To>
 void cast(To* to, const From* from, i64 count, Run& run);
@@ -137,14 +160,9 @@ void classifier_backward(X* logits, const float* lse, const int* targets, Range 
 // ---- optimiser ------------------------------------------------------------------------------------------------------
 // One pass: m, v, master -= lr * (m^ / (sqrt(v^) + eps) + weight_decay * master), param = master rounded. master may be param itself.
 template <typename X>
-void adamw_update(X* param, float* master, float* m, float* v, const float* grad, i64 count, const AdamW& hyper, Run& run);
-// The sum of squares of each range of data, in double, in a fixed order.
-template <typename X>
-std::vector<double> sums_of_squares(const X* data, const std::vector<Range>& ranges, Run& run);
-template <typename X>
-double sum_of_squares(const X* data, i64 count, Run& run) {
-    return sums_of_squares(data, {{0, count}}, run)[0];
-}
+void adamw_update(X* param, float* master, float* m, float* v, Gradient grad, i64 count, const AdamW& hyper, Run& run);
+// The sum of squares of each range of a gradient, in double, in a fixed order.
+std::vector<double> sums_of_squares(Gradient grad, const std::vector<Range>& ranges, Run& run);
 // Sum of (a - scale * b)^2 over two (N, cols; ld) blocks in double, in a fixed order.
 template <typename X>
 double sum_of_squared_differences(const X* a, const float* b, float scale, i64 ld, i64 N, i64 cols, Run& run);

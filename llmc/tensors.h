@@ -84,7 +84,7 @@ void fill_from_hf(const Tensor& t, float* out, const Read& read) {
 }
 
 // One rank's parameters. Order in the allocation: [complete | replicated | sharded], so that the sum of the replicated
-// gradients over TP ranks is one contiguous range, at the same place on every rank.
+// gradients over TP ranks is one contiguous range, at the same place on every rank. What is sharded of the layers is contiguous too.
 class ParameterTable {
 public:
     ParameterTable() = default;
@@ -93,7 +93,11 @@ public:
         i64 ends[3] = {};
         for (int g = 0; g < 3; g++) {
             for (TensorSpec& spec : specs) {
-                if (group(spec) == g) { add(model, std::move(spec), tp, rank); }
+                if (group(spec) != g) { continue; }
+                const bool in_layers = g == 2 && spec.name.starts_with("layers.");
+                if (in_layers && layers.size() == 0) { layers.begin = count_; }
+                add(model, std::move(spec), tp, rank);
+                if (in_layers) { layers.end = count_; }
             }
             ends[g] = count_;
         }
@@ -112,6 +116,7 @@ public:
     bool has(const std::string& name) const { return by_name_.count(name) > 0; }
 
     Range complete{}, replicated{}, sharded{};  // of the allocation
+    Range layers{};                             // what is sharded of the layers
 
 private:
     void add(const ModelConfig& model, TensorSpec spec, int tp, int rank) {

@@ -10,7 +10,7 @@ namespace costs {
 // Bytes of an element of each array; 0 where it is null.
 template <typename... X>
 double width(const X*... array) { return (0.0 + ... + (array ? (double)sizeof(X) : 0.0)); }
-inline double width(std::nullptr_t) { return 0; }
+inline double width(const Gradient& gradient) { return gradient ? (double)dtype_bytes(gradient.dtype) : 0.0; }
 inline double passes(GradMode mode) { return mode == GradMode::ADD ? 2 : 1; }  // read and written, or written
 inline Cost moved(double bytes) { return {0, bytes}; }
 inline Cost product(i64 N, i64 K, i64 OC, double bytes) { return {2.0 * (double)N * (double)K * (double)OC, bytes}; }
@@ -54,14 +54,14 @@ Cost matmul_dgrad(const Y* din, const X* dout, i64, const X*, i64 N, i64 K, i64 
     return product(N, K, OC, (double)(N * OC + OC * K) * width(dout) + (double)(N * K) * width(din) * (accumulate ? 2 : 1));
 }
 // A bias gradient that is added to has a pass over dout of its own; one that is written is summed in the product.
-template <typename G, typename B, typename X>
-Cost matmul_wgrad(const G* dweight, B dbias, const X* dout, i64, const X* in, i64 N, i64 K, i64 OC, float, GradMode mode, Run&) {
+template <typename X>
+Cost matmul_wgrad(Gradient dweight, Gradient dbias, const X* dout, i64, const X* in, i64 N, i64 K, i64 OC, float, GradMode mode, Run&) {
     return product(N, K, OC, (double)(N * OC) * width(dout) * (width(dbias) > 0 ? passes(mode) : 1) + (double)(N * K) * width(in) + (double)(OC * K) * width(dweight) * passes(mode));
 }
 template <typename X>
 Cost matmul_gelu_forward(const X* h, const X*, const X*, const X*, const X*, i64 N, i64 K, i64 OC, Run&) { return product(N, K, OC, (double)(N * K + OC * K + 2 * N * OC) * width(h)); }
-template <typename G, typename X>
-Cost bias_backward(const G*, const X* dout, i64 N, i64 OC, GradMode, Run&) { return moved((double)(N * OC) * width(dout)); }
+template <typename X>
+Cost bias_backward(Gradient, const X* dout, i64 N, i64 OC, GradMode, Run&) { return moved((double)(N * OC) * width(dout)); }
 template <typename From, typename To>
 Cost cast(const To* to, const From* from, i64 count, Run&) { return moved((double)count * width(to, from)); }
 template <typename X>
@@ -93,15 +93,14 @@ Cost classifier_stats(const float*, const X* logits, const int*, Range vocab, i6
 inline Cost classifier_loss(const float*, const float*, const float*, const int*, i64 T, i64 n, Run&) { return moved((double)(n * (12 * T + 12))); }
 template <typename X>
 Cost classifier_backward(const X* logits, const float*, const int*, Range vocab, float, i64 n, Run&) { return moved((double)(n * vocab.size()) * 2 * width(logits)); }
-template <typename X, typename G>
-Cost adamw_update(const X* param, const float* master, const float*, const float*, const G* grad, i64 count, const AdamW&, Run&) {
+template <typename X>
+Cost adamw_update(const X* param, const float* master, const float*, const float*, Gradient grad, i64 count, const AdamW&, Run&) {
     return moved((double)count * (24 + width(grad) + ((const void*)param == (const void*)master ? 0 : width(param))));
 }
-template <typename X>
-Cost sums_of_squares(const X* data, const std::vector<Range>& ranges, Run&) {
+inline Cost sums_of_squares(Gradient grad, const std::vector<Range>& ranges, Run&) {
     double count = 0;
     for (const Range& range : ranges) { count += (double)range.size(); }
-    return moved(count * width(data));
+    return moved(count * width(grad));
 }
 template <typename X>
 Cost sum_of_squared_differences(const X* a, const float* b, float, i64, i64 N, i64 cols, Run&) { return moved((double)(N * cols) * width(a, b)); }
@@ -128,7 +127,7 @@ TIMED(classifier_stats) TIMED(classifier_loss) TIMED(classifier_backward)
 TIMED(adamw_update) TIMED(sums_of_squares) TIMED(sum_of_squared_differences)
 #undef TIMED
 
-using BACKEND::gemm_library, BACKEND::sum_of_squares;
+using BACKEND::gemm_library;
 
 }  // namespace timed
 

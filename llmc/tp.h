@@ -88,7 +88,7 @@ void row_parallel_input_gradient(X* da, const X* dout, i64 ld, const X* weight, 
     }
 }
 template <typename X>
-void row_parallel_backward_private(X* da, float* dweight, const X* dx, RowParallelScratch<X>& s, const X* a, const X* weight, GradMode mode, i64 N, i64 K,
+void row_parallel_backward_private(X* da, Gradient dweight, const X* dx, RowParallelScratch<X>& s, const X* a, const X* weight, GradMode mode, i64 N, i64 K,
                                    const TensorParallel& tp, Run& run) {
     const i64 Ck = tp.Ck, Cp = tp.private_channels();
     if (Cp == 0) { return; }
@@ -96,7 +96,7 @@ void row_parallel_backward_private(X* da, float* dweight, const X* dx, RowParall
     row_parallel_input_gradient(da, dx + Ck, tp.C, weight + Ck * K, Cp, tp.private_scale, false, s, N, K, tp, run);
 }
 template <typename X>
-void row_parallel_backward_shared(X* da, float* dweight, const X* dx, RowParallelScratch<X>& s, const X* a, const X* weight, GradMode mode, i64 N, i64 K,
+void row_parallel_backward_shared(X* da, Gradient dweight, const X* dx, RowParallelScratch<X>& s, const X* a, const X* weight, GradMode mode, i64 N, i64 K,
                                   const TensorParallel& tp, Run& run) {
     const i64 Ck = tp.Ck, Cp = tp.private_channels();
     if (Ck == 0) { return; }

@@ -15,6 +15,56 @@
 #include "tensors.h"
 #include "timed_ops.h"
 
+// One rank's gradients. What is sharded of the layers may be bf16 (--grad-dtype): one product, or one sum of columns, makes each of those
+// once a micro-batch, so that is how often they are rounded. The others are sums over tokens, chunks of logits or ranks, and stay fp32.
+struct Gradients {
+    Range layers{};            // elements of the family's allocation
+    DType dtype = DType::FP32; // theirs
+    float* others = nullptr;   // the elements before and behind them; null outside training
+    char* of_layers = nullptr;
+
+    void plan(Arena& arena, const ParameterTable& table, DType of_layers_dtype) {
+        layers = table.layers, dtype = of_layers_dtype, count_ = table.count();
+        arena.add(&others, count_ - layers.size());
+        arena.add(&of_layers, layers.size() * dtype_bytes(dtype));
+    }
+    bool in_layers(i64 element) const { return element >= layers.begin && element < layers.end; }
+    // From an element on, as far as the type reaches; an embedding without rows ends where the layers begin.
+    float* fp32(i64 element) const {
+        check(element == layers.begin || !in_layers(element), "element %lld of the gradients is of a layer's sharded tensors", (long long)element);
+        return others + element - (element >= layers.end ? layers.size() : 0);
+    }
+    Gradient at(i64 element) const {
+        if (!in_layers(element)) { return fp32(element); }
+        return Gradient(of_layers, dtype) + (element - layers.begin);
+    }
+    // The sum of squares of each range; none crosses a bound of `layers`.
+    std::vector<double> squares(const std::vector<Range>& ranges, Run& run) const {
+        std::vector<Range> by_type[2];
+        const auto from = [&](i64 element) { return in_layers(element) ? layers.begin : element >= layers.end ? layers.size() : 0; };
+        for (const Range& r : ranges) { by_type[in_layers(r.begin)].push_back({r.begin - from(r.begin), r.end - from(r.begin)}); }
+        const std::vector<double> sums[2] = {sums_of_squares(others, by_type[0], run), sums_of_squares(Gradient(of_layers, dtype), by_type[1], run)};
+        std::vector<double> all;
+        size_t next[2] = {};
+        for (const Range& r : ranges) { all.push_back(sums[in_layers(r.begin)][next[in_layers(r.begin)]++]); }
+        return all;
+    }
+    std::vector<float> to_host(Run& run) const {
+        std::vector<float> values(count_);
+        copy_to_host(values.data(), others, layers.begin, run);
+        copy_to_host(values.data() + layers.end, others + layers.begin, count_ - layers.end, run);
+        at(layers.begin).visit<bf16>([&]<typename G>(const G* from) {
+            std::vector<G> own(layers.size());
+            copy_to_host(own.data(), from, layers.size(), run);
+            std::copy(own.begin(), own.end(), values.begin() + layers.begin);
+        });
+        return values;
+    }
+
+private:
+    i64 count_ = 0;
+};
+
 template <typename X>
 class Optimizer {
 public:
@@ -34,7 +84,7 @@ public:
         arena.add(&m_, count_);
         arena.add(&v_, count_);
     }
-    void bind(X* params, float* grads) { params_ = params, grads_ = grads; }
+    void bind(X* params, const Gradients& grads) { params_ = params, grads_ = grads; }
 
     // A contiguous piece of the family that this rank keeps state for.
     struct Owned {
@@ -67,10 +117,10 @@ public:
             if (!bucket.started) { start_reduce(bucket); }
         }
         for (Bucket& bucket : buckets_) { bucket.started = false; }
-        for (; !in_flight_.empty(); in_flight_.pop_front()) { ranks_.dp->wait(in_flight_.front()); }
+        wait_until_in_flight(0);
         const Range mine = owned_[0].range;
         const i64 begin = std::max(mine.begin, table_.replicated.begin), end = std::min(mine.end, table_.replicated.end);
-        if (end > begin) { ranks_.tp->all_reduce(grads_ + begin, end - begin, DType::FP32, Traffic::OTHER); }
+        if (end > begin) { ranks_.tp->all_reduce(grads_.fp32(begin), end - begin, DType::FP32, Traffic::OTHER); }
     }
 
     // The global gradient norm: squares in double, bucket by bucket, parts in DP order, then TP ranks in order; sharded tensors from every
@@ -82,7 +132,7 @@ public:
         for (int d = zero_ ? ranks_.dp->rank : 0; d < (zero_ ? ranks_.dp->rank + 1 : D); d++) {
             for (const Bucket& bucket : buckets_) { ranges.push_back(part(bucket, d)); }
         }
-        const std::vector<double> mine = sums_of_squares(grads_, ranges, run);
+        const std::vector<double> mine = grads_.squares(ranges, run);
         std::vector<double> squares(D * n);
         if (zero_) { ranks_.dp->share(mine.data(), squares.data(), n * (i64)sizeof(double)); }
         else { squares = mine; }
@@ -105,13 +155,17 @@ public:
             for_each_owned(t, [&](const Owned& o, i64 begin, i64 end) {
                 const i64 at = begin - o.range.begin;
                 hyper.first = begin;
-                adamw_update(params_ + begin, master(o) + at, m(o) + at, v(o) + at, grads_ + begin, end - begin, hyper, run);
+                adamw_update(params_ + begin, master(o) + at, m(o) + at, v(o) + at, grads_.at(begin), end - begin, hyper, run);
             });
         }
         if (zero_) { gather_parameters(); }
     }
     void gather_parameters() {
-        for (const Bucket& bucket : buckets_) { ranks_.dp->all_gather_ranges(params_, sizeof(X), parts(bucket), Traffic::DP); }
+        for (const Bucket& bucket : buckets_) {
+            wait_until_in_flight(Comm::MAX_IN_FLIGHT - 1);
+            in_flight_.push_back(ranks_.dp->start_all_gather_ranges(params_ + bucket.range.begin, sizeof(X), parts(bucket), Traffic::DP));
+        }
+        wait_until_in_flight(0);
     }
 
 private:
@@ -132,14 +186,15 @@ private:
         check(buckets_.back().range.end == table.count(), "the buckets of the optimiser do not cover the parameters");
     }
     void start_reduce(Bucket& bucket) {
-        const Range range = bucket.range;
-        if ((int)in_flight_.size() == Comm::MAX_IN_FLIGHT) {
-            ranks_.dp->wait(in_flight_.front());
-            in_flight_.pop_front();
-        }
-        in_flight_.push_back(zero_ ? ranks_.dp->start_reduce_scatter(grads_, parts(bucket), Traffic::DP)
-                                   : ranks_.dp->start_all_reduce(grads_ + range.begin, range.size(), DType::FP32, Traffic::DP));
+        const Gradient grads = grads_.at(bucket.range.begin);
+        wait_until_in_flight(Comm::MAX_IN_FLIGHT - 1);
+        in_flight_.push_back(zero_ ? ranks_.dp->start_reduce_scatter(grads.data, grads.dtype, parts(bucket), Traffic::DP)
+                                   : ranks_.dp->start_all_reduce(grads.data, bucket.range.size(), grads.dtype, Traffic::DP));
         bucket.started = true;
+    }
+    // Waits for the oldest, until no more than that many are.
+    void wait_until_in_flight(size_t most) {
+        for (; in_flight_.size() > most; in_flight_.pop_front()) { ranks_.dp->wait(in_flight_.front()); }
     }
 
     // The part of a bucket that DP rank d owns under ZeRO-1, and whose squares it sums in any case.
@@ -147,9 +202,10 @@ private:
         const Range r = split_range(bucket.range.size(), ranks_.dp->size, d, 32);
         return {bucket.range.begin + r.begin, bucket.range.begin + r.end};
     }
+    // All ranks' parts, from the bucket's first element.
     std::vector<Range> parts(const Bucket& bucket) const {
         std::vector<Range> all;
-        for (int d = 0; d < ranks_.dp->size; d++) { all.push_back(part(bucket, d)); }
+        for (int d = 0; d < ranks_.dp->size; d++) { all.push_back(split_range(bucket.range.size(), ranks_.dp->size, d, 32)); }
         return all;
     }
 
@@ -162,5 +218,6 @@ private:
     std::vector<Owned> owned_;
     i64 count_ = 0;
     X* params_ = nullptr;
-    float *grads_ = nullptr, *master_ = nullptr, *m_ = nullptr, *v_ = nullptr;
+    Gradients grads_;
+    float *master_ = nullptr, *m_ = nullptr, *v_ = nullptr;
 };

@@ -70,6 +70,7 @@ inline json value(const float* p) { return p ? "fp32" : ""; }
 inline json value(const bf16* p) { return p ? "bf16" : ""; }
 inline json value(const int* p) { return p ? "int32" : ""; }
 inline json value(const void* p) { return p ? "void" : ""; }
+inline json value(Gradient g) { return g ? dtype_name(g.dtype) : ""; }
 template <typename X>
 json value(const Blocks<X>* b) { return b ? json{{"Ck", b->Ck}, {"wire", dtype_name(b->wire)}} : json(""); }
 inline json value(bool b) { return b; }

@@ -112,7 +112,7 @@ inline void try_parts(Rank& rank, Comm& comm) {
                 const std::string what =
                     format("parts of %lld%s%s", (long long)unit, equal ? ", equal" : "", backwards ? ", backwards" : "");
                 expect_same<float>(
-                    rank, comm, count, 50, [&](Comm& c, float* data) { c.reduce_scatter(data, parts, Traffic::DP); },
+                    rank, comm, count, 50, [&](Comm& c, float* data) { c.reduce_scatter(data, DType::FP32, parts, Traffic::DP); },
                     "reduce-scatter, " + what);
                 expect_same<bf16>(
                     rank, comm, count, 51, [&](Comm& c, bf16* data) { c.all_gather_ranges(data, 2, parts, Traffic::DP); },

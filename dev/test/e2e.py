@@ -95,7 +95,7 @@ def newest(out):
 
 def test_threads_equal_mpirun(d):
     data = make_data(d)
-    for tp, dp, zero, p, more in [(2, 1, 0, 0.5, []), (1, 2, 1, 1, []), (2, 2, 1, 0.3, ['--interleave']), (4, 1, 0, 0, [])]:
+    for tp, dp, zero, p, more in [(2, 1, 0, 0.5, []), (1, 2, 1, 1, []), (2, 2, 1, 0.3, ['--interleave']), (4, 1, 0, 0, []), (2, 2, 1, 0.3, ['--dtype', 'bf16', '--grad-dtype', 'bf16'])]:
         args = SMALL + data + ['--tp', tp, '--dp', dp, '--zero', zero, '--sync-factor', p, '--steps', 6] + more
         ok(args + ['--log', f'{d}/threads'])
         ok(args + ['--log', f'{d}/mpi'], n=tp * dp)
@@ -187,7 +187,7 @@ def test_resume_is_bit_exact_tp_in_third_epoch(d):  # 24 windows: an epoch is 6 
 
 
 def test_resume_is_bit_exact_tp_dp_zero_bf16(d):
-    check_resume(d, ['--tp', 2, '--sync-factor', 0.5, '--dp', 2, '--zero', 1, '--dtype', 'bf16', '--rounding', 'stochastic'], 0, 5)
+    check_resume(d, ['--tp', 2, '--sync-factor', 0.5, '--dp', 2, '--zero', 1, '--dtype', 'bf16', '--grad-dtype', 'bf16', '--rounding', 'stochastic'], 0, 5)
 
 
 def test_resume_is_bit_exact_under_mpirun(d):
@@ -483,7 +483,8 @@ def test_every_flag_has_an_effect(d):
         changed = outcome(extra)
         expect(changed[0] != plain[0] or changed[1] != plain[1], f'{extra} changes nothing')
         expect(changed[2] != plain[2], f'{extra} is not in the run record')
-    expect(outcome(['--dtype', 'bf16', '--rounding', 'stochastic'])[0] != outcome(['--dtype', 'bf16'])[0], '--rounding stochastic changes nothing')
+    for flags in (['--rounding', 'stochastic'], ['--grad-dtype', 'bf16']):
+        expect(outcome(['--dtype', 'bf16'] + flags)[0] != outcome(['--dtype', 'bf16'])[0], f'{flags} changes nothing')
 
 
 TEXT = ['the quick brown fox jumps over the lazy dog', 'a trainer that people read, run and trust', 'shared channels are summed, private channels stay',

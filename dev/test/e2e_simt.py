@@ -77,16 +77,19 @@ def test_profile_and_trace_are_the_cpus(d):
 
 def test_bf16_is_near_fp32(d):
     args = SMALL + make_data(d) + ['--tp', 2, '--sync-factor', 0.5, '--steps', 10]
-    for dtype, program in (('fp32', None), ('bf16', SIMT)):
-        ok(args + ['--dtype', dtype, '--log', f'{d}/{dtype}'], program=program)
-    a, b = records(f'{d}/fp32'), records(f'{d}/bf16')
+    for name, program, *flags in (('fp32', None), ('bf16', SIMT, '--dtype', 'bf16'), ('bf16_gradients', SIMT, '--dtype', 'bf16', '--grad-dtype', 'bf16')):
+        ok(args + flags + ['--log', f'{d}/{name}'], program=program)
+    a, b, c = (records(f'{d}/{name}') for name in ('fp32', 'bf16', 'bf16_gradients'))
     worst = max(abs(x['loss'] - y['loss']) for x, y in zip(a, b))
     expect(worst <= 0.02, f'bf16 is {worst:.4f} from fp32')
+    worst = max(abs(x['loss'] - y['loss']) for x, y in zip(a, c))
+    expect(worst <= 0.02, f'with bf16 gradients it is {worst:.4f} from fp32')
+    expect(b[0]['loss'] == c[0]['loss'] and b[-1]['loss'] != c[-1]['loss'], '--grad-dtype bf16: the same first loss, others later')
     expect(b[0]['comm_bytes_tp_layers'] * 2 == a[0]['comm_bytes_tp_layers'], 'bf16 is not sent as bf16')
 
 
 def test_resume_is_bit_exact(d):
-    check_resume(d, ['--tp', 2, '--dp', 2, '--zero', 1, '--sync-factor', 0.5, '--dtype', 'bf16'], 0, 3, steps=6, program=SIMT)
+    check_resume(d, ['--tp', 2, '--dp', 2, '--zero', 1, '--sync-factor', 0.5, '--dtype', 'bf16', '--grad-dtype', 'bf16'], 0, 3, steps=6, program=SIMT)
 
 
 def test_checkpoints_and_text_are_the_cpus(d):

@@ -80,7 +80,7 @@ gtest 'unit tests' build/unit_tests
 gtest 'collectives' build/test_comm
 gtest 'launch' build/test_launch
 
-for flags in '' '--recompute 0' '--recompute 2 --zero 1' '--dtype bf16'; do
+for flags in '' '--recompute 0' '--recompute 2 --zero 1' '--dtype bf16' '--dtype bf16 --grad-dtype bf16'; do
     # shellcheck disable=SC2086
     one "goldens $flags" ./test_gpt $flags
 done
@@ -114,7 +114,7 @@ if [ "$headers" ]; then
     build 'the CUDA build for the emulator' simt simt_tests kernels_lab build/simt/step_ops build/simt/bench_attention
     gtest 'emulator, and kernels in it' build/simt/tests
     one 'kernel experiments' build/simt/lab 64 96
-    for flags in '' '--recompute 2 --zero 1' '--recompute 0 --dtype bf16'; do
+    for flags in '' '--recompute 2 --zero 1' '--recompute 0 --dtype bf16 --grad-dtype bf16'; do
         # shellcheck disable=SC2086
         one "goldens in the emulator $flags" ./test_gpt_simt $flags
     done
@@ -157,7 +157,7 @@ if [ "$headers" ]; then
     if [ -f build/check.done ]; then verdict 1 0 'build the checker'; else verdict 0 1 'build the checker'; fi
     gtest 'kernels under the checker' build/check/simt/tests
     one 'goldens under the checker' build/check/simt/test_gpt
-    SIMT_DEVICES=4 one 'goldens under the checker, a GPU for each rank' build/check/simt/test_gpt --recompute 2 --zero 1 --dtype bf16
+    SIMT_DEVICES=4 one 'goldens under the checker, a GPU for each rank' build/check/simt/test_gpt --recompute 2 --zero 1 --dtype bf16 --grad-dtype bf16
 fi
 
 one 'fuzz targets, two seconds each' dev/fuzz/run.sh 2

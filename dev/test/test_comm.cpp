@@ -198,7 +198,7 @@ static void try_ranges(Comm& comm, Findings& findings) {
             const auto before = start_values<DType::FP32>(comm.rank, end + 5, seed);
             auto data = before;
             const i64 sent = comm.stats.bytes[(int)Traffic::DP];
-            comm.reduce_scatter((float*)data.data(), ranges, Traffic::DP);
+            comm.reduce_scatter(data.data(), DType::FP32, ranges, Traffic::DP);
             findings.expect("bytes of reduce_scatter" + size, comm.stats.bytes[(int)Traffic::DP] - sent, others * 4);
             bool right = true;
             for (i64 i = 0; i < (i64)data.size(); i++) {

@@ -14,7 +14,7 @@ struct Sizes {
     i64 shift;  // elements from an aligned address
 };
 
-template <typename X, typename Y>
+template <typename X, typename Y, typename G>
 void test_products(const Sizes& sizes, float alpha, bool accumulate, bool with_bias) {
     const auto [N, K, OC, pad, shift] = sizes;
     SCOPED_TRACE(format("N %lld K %lld OC %lld pad %lld shift %lld, add %d bias %d", (long long)N, (long long)K, (long long)OC,
@@ -23,12 +23,12 @@ void test_products(const Sizes& sizes, float alpha, bool accumulate, bool with_b
     const auto in = random_values<X>(N * K, 1), weight = random_values<X>(OC * K, 2), bias = random_values<X>(OC, 3);
     const auto dout = random_values<X>(N * ld, 4);
     const auto din_before = random_values<Y>(N * K, 5);
-    const auto dw_before = random_values<float>(OC * K, 6);
+    const auto dw_before = random_values<G>(OC * K, 6);
     const auto products = [&] {
         Side side{true};
         Memory<X> i(in, side, shift), w(weight, side, shift), b(bias, side, shift), d(dout, side, shift);
         Memory<Y> out(Vec<Y>(N * ld, Y(7.0f)), side, shift), din(accumulate ? din_before : Vec<Y>(N * K, Y(NAN)), side, shift);
-        Memory<float> dw(accumulate ? dw_before : Vec<float>(OC * K, NAN), side, shift);
+        Memory<G> dw(accumulate ? dw_before : Vec<G>(OC * K, G(NAN)), side, shift);
         gpu::matmul_forward(out.data, ld, i.data, w.data, with_bias ? b.data : nullptr, N, K, OC, alpha, side.run);
         gpu::matmul_dgrad(din.data, d.data, ld, w.data, N, K, OC, alpha, accumulate, side.run);
         gpu::matmul_wgrad(dw.data, nullptr, d.data, ld, i.data, N, K, OC, alpha, accumulate ? GradMode::ADD : GradMode::WRITE, side.run);
@@ -45,7 +45,7 @@ void test_products(const Sizes& sizes, float alpha, bool accumulate, bool with_b
     EXPECT_TRUE(products() == std::tuple(out, din, dweight)) << "other bits the second time";
 }
 
-template <typename X, typename Y>
+template <typename X, typename Y, typename G>
 void test_products() {
     for (const Sizes& sizes : Vec<Sizes>{{1, 1, 1, 0, 0},
                                          {1, 70, 131, 0, 0},  // one token
@@ -59,17 +59,17 @@ void test_products() {
                                          {2, 0, 3, 2, 0},  // nothing to sum over
                                          {3, 5, 0, 0, 0},  // a rank without vocabulary rows
                                          {0, 5, 7, 0, 0}}) {
-        test_products<X, Y>(sizes, 1.0f, false, false);
-        test_products<X, Y>(sizes, 1.4142135f, true, true);
+        test_products<X, Y, G>(sizes, 1.0f, false, false);
+        test_products<X, Y, G>(sizes, 1.4142135f, true, true);
     }
 }
-TEST(GemmCuda, Float) { test_products<float, float>(); }
-TEST(GemmCuda, Bf16) { test_products<bf16, bf16>(); }
-TEST(GemmCuda, Bf16ToFloat) { test_products<bf16, float>(); }
+TEST(GemmCuda, Float) { test_products<float, float, float>(); }
+TEST(GemmCuda, Bf16) { test_products<bf16, bf16, float>(); }
+TEST(GemmCuda, Bf16ToFloat) { test_products<bf16, float, bf16>(); }
 
 // What is fused with a product, and the same where the library cannot (rows of another alignment, or no such algorithm).
 double gelu(double u) { return 0.5 * u * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (u + 0.044715 * u * u * u))); }
-template <typename X>
+template <typename X, typename G>
 void test_fused(const Sizes& sizes, bool add, bool with_bias, bool library_fuses) {
     const auto [N, K, OC, pad, shift] = sizes;
     const float alpha = 1.5f;  // of the weight gradient, not of the bias gradient
@@ -78,11 +78,11 @@ void test_fused(const Sizes& sizes, bool add, bool with_bias, bool library_fuses
                         add, with_bias));
     const auto in = random_values<X>(N * K, 1), weight = random_values<X>(OC * K, 2), bias = random_values<X>(OC, 3);
     const auto dout = random_values<X>(N * OC, 4);
-    const auto dw_before = random_values<float>(OC * K, 5), db_before = random_values<float>(OC, 6);
+    const auto dw_before = random_values<G>(OC * K, 5), db_before = random_values<G>(OC, 6);
     Side side{true};
     Memory<X> i(in, side, shift), w(weight, side, shift), b(bias, side, shift), d(dout, side, shift);
     Memory<X> h(N * OC, side, shift), u(N * OC, side, shift);
-    Memory<float> dw(add ? dw_before : Vec<float>(OC * K, NAN), side, shift), db(add ? db_before : Vec<float>(OC, NAN), side, shift);
+    Memory<G> dw(add ? dw_before : Vec<G>(OC * K, G(NAN)), side, shift), db(add ? db_before : Vec<G>(OC, G(NAN)), side, shift);
     gpu::matmul_gelu_forward(h.data, u.data, i.data, w.data, with_bias ? b.data : nullptr, N, K, OC, side.run);
     gpu::matmul_wgrad(dw.data, with_bias ? db.data : nullptr, d.data, OC, i.data, N, K, OC, alpha, add ? GradMode::ADD : GradMode::WRITE,
                       side.run);
@@ -107,7 +107,7 @@ void test_fused(const Sizes& sizes, bool add, bool with_bias, bool library_fuses
     expect_close(dw.values(), want_dw, 1e-6 * (4 + std::sqrt(N)), "dweight");
     if (with_bias) { expect_close(db.values(), want_db, 1e-6 * (4 + std::sqrt(N)), "dbias"); }
 }
-template <typename X>
+template <typename X, typename G>
 void test_fused(bool library_fuses) {
     for (const Sizes& sizes : Vec<Sizes>{{1, 1, 1, 0, 0},
                                          {3, 17, 5, 0, 0},
@@ -116,18 +116,20 @@ void test_fused(bool library_fuses) {
                                          {67, 70, 24, 0, 0},
                                          {2, 0, 8, 0, 0},
                                          {0, 8, 8, 0, 0}}) {
-        for (int variant = 0; variant < 4; variant++) { test_fused<X>(sizes, variant & 1, variant & 2, library_fuses); }
+        for (int variant = 0; variant < 4; variant++) { test_fused<X, G>(sizes, variant & 1, variant & 2, library_fuses); }
     }
 }
 TEST(GemmCuda, Fused) {
-    test_fused<float>(true);
-    test_fused<bf16>(true);
+    test_fused<float, float>(true);
+    test_fused<bf16, float>(true);
+    test_fused<bf16, bf16>(true);
 }
 TEST(GemmCuda, NothingIsFusedWhereTheLibraryCannot) {
     setenv("SIMT_EPILOGUES", "none", 1);
-    test_fused<float>(false);
-    test_fused<bf16>(false);
-    test_products<bf16, bf16>({8, 32, 16, 0, 0}, 1.0f, false, true);
+    test_fused<float, float>(false);
+    test_fused<bf16, float>(false);
+    test_fused<bf16, bf16>(false);
+    test_products<bf16, bf16, float>({8, 32, 16, 0, 0}, 1.0f, false, true);
     unsetenv("SIMT_EPILOGUES");
 }
 

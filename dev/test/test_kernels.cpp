@@ -192,24 +192,28 @@ TYPED_TEST(Kernels, AdamW) {
         const i64 count = count_, shift = shift_;
         if (dtype_of<X> == DType::BF16 && key > 0) { hyper.rounding = {true, (uint32_t)key}, hyper.first = 1000; }
         else { hyper.rounding = {}; }
-        const auto start = random_values<float>(count, 1), gradient = random_values<float>(count, 2);
+        const auto start = random_values<float>(count, 1);
         const auto m_before = random_values<float>(count, 3, 0.1), v_before = random_values<float>(count, 4, 0.01, 0.011);
-        const auto outputs = compare(
-            [&](Side& side) {
-                Memory<float> master(start, side, shift), m(m_before, side, shift), v(v_before, side, shift), grad(gradient, side, shift);
-                Memory<X> param(count, side, shift);
-                if constexpr (dtype_of<X> == DType::FP32) {  // param is master
-                    OP(adamw_update, master.data, master.data, m.data, v.data, grad.data, count, hyper);
-                    return std::tuple(master.values(), master.values(), m.values(), v.values());
-                } else {
-                    OP(adamw_update, param.data, master.data, m.data, v.data, grad.data, count, hyper);
-                    return std::tuple(param.values(), master.values(), m.values(), v.values());
-                }
-            },
-            {{"param", 1e-7}, {"master", 1e-7}, {"m", 1e-8}, {"v", 1e-8}});
-        for (i64 i = 0; i < count; i++) {
+        for_gradient_types<X>([&](auto type) {
+            const auto gradient = random_values<decltype(type)>(count, 2);
+            const auto outputs = compare(
+                [&](Side& side) {
+                    Memory<float> master(start    , side, shift), m(m_before, side, shift), v(v_before, side, shift);
+                    Memory<decltype(type)> grad(gradient, side, shift);
+                    Memory<X> param(count, side, shift);
+                    if constexpr (dtype_of<X> == DType::FP32) {  // param is master
+                        OP(adamw_update, master.data, master.data, m.data, v.data, grad.data, count, hyper);
+                        return std::tuple(master.values(), master.values(), m.values(), v.values());
+                    } else {
+                        OP(adamw_update, param.data, master.data, m.data, v.data, grad.data, count, hyper);
+                        return std::tuple(param.values(), master.values(), m.values(), v.values());
+                    }
+                },
+                {{"param", 1e-7}, {"master", 1e-7}, {"m", 1e-8}, {"v", 1e-8}});
+            for (i64 i = 0; i < count; i++) {
             ASSERT_EQ((float)std::get<0>(outputs)[i], (float)X(hyper.rounding((float)std::get<1>(outputs)[i], hyper.first + i)));
-        }
+            }
+        });
     }
 }
 
@@ -279,19 +283,24 @@ TYPED_TEST(Kernels, BiasAndCast) {
              {1, 1, 0}, {3, 7, 0}, {17, 40, 0}, {17, 40, 1}, {33, 257, 0}, {5, 264, 0}, {2, 2056, 0}, {700, 3, 0}, {0, 5, 0}}) {
         const i64 N = N_, OC = OC_, shift = shift_, count = N * OC;
         const auto values = random_values<X>(count, 1);
-        const auto floats = random_values<float>(count, 2), before = random_values<float>(OC, 3);
+        const auto floats = random_values<float>(count, 2);
         for (GradMode mode : MODES) {
-            compare(
-                [&](Side& side) {
-                    Memory<X> dout(values, side, shift), same(count, side, shift), narrow(count, side, shift);
-                    Memory<float> dbias(before, side), wide(count, side, shift), from(floats, side, shift);
-                    OP(bias_backward, dbias.data, dout.data, N, OC, mode);
-                    OP(cast, same.data, dout.data, count);
-                    OP(cast, wide.data, dout.data, count);
-                    OP(cast, narrow.data, from.data, count);
-                    return std::tuple(dbias.values(), same.values(), wide.values(), narrow.values());
-                },
-                {{"dbias", 1e-6 * (double)(N + 1)}, {"copy", 0.0}, {"widened", 0.0}, {"narrowed", 0.0}});
+            for_gradient_types<X>([&](auto type) {
+                using G = decltype(type);
+                const auto before = random_values<G>(OC, 3);
+                compare(
+                    [&](Side& side) {
+                        Memory<X> dout(values, side, shift), same    (count, side, shift), narrow(count, side, shift);
+                        Memory<G> dbias(before, side);
+                        Memory<float> wide(count, side, shift), from(floats, side, shift);
+                        OP(bias_backward, dbias.data, dout.data, N, OC, mode);
+                        OP(cast, same.data, dout.data, count);
+                        OP(cast, wide.data, dout.data, count);
+                        OP(cast, narrow.data, from.data, count);
+                        return std::tuple(dbias.values(), same.values(), wide.values(), narrow.values());
+                    },
+                    {{"dbias", 1e-6 * (double)(N + 1)}, {"copy", 0.0}, {"widened", 0.0}, {"narrowed", 0.0}});
+            });
         }
     }
 }

@@ -13,7 +13,7 @@ struct Case {
     int T = 1, D = 1, zero = 0, recompute = 1, threads = 1;
     double p = 1;
     i64 B = 2, G = 2, S = 9;
-    std::string private_scale = "forward", dtype = "fp32", reduce = "auto";
+    std::string private_scale = "forward", dtype = "fp32", reduce = "auto", grad = "fp32";
     i64 heads = 4, kv = 4, V = 37, C = 24, F = 32;
     bool interleave = false;
 };
@@ -25,7 +25,7 @@ Options options_of(const Case& c) {
     o.shape.tie = c.tie, o.shape.rotary = c.rotary, o.shape.max_positions = c.S;
     o.arch = c.gpt ? "gpt" : "llama", o.positions = c.rotary ? "rotary" : "learned";
     o.tp = c.T, o.dp = c.D, o.zero = c.zero, o.recompute = c.recompute, o.sync_factor = c.p, o.private_scale = c.private_scale;
-    o.micro_batch = c.B, o.global_batch = c.G, o.seq = c.S, o.dtype = c.dtype, o.reduce_dtype = c.reduce, o.threads = c.threads * c.T * c.D, o.interleave = c.interleave;
+    o.micro_batch = c.B, o.global_batch = c.G, o.seq = c.S, o.dtype = c.dtype, o.reduce_dtype = c.reduce, o.grad_dtype = c.grad, o.threads = c.threads * c.T * c.D, o.interleave = c.interleave;
     o.lr = 3e-3, o.min_lr = 3e-4, o.warmup = 0, o.schedule = "constant", o.eps = 1e-8, o.steps = 100;
     finish_model(o.shape);
     check_split(o.shape, o.tp, o.sync_factor);
@@ -100,7 +100,7 @@ Whole whole_gradients(const Case& c) {
         loss = t.sum_over_dp(loss) / (double)(c.G * c.S);
         t.optimizer.reduce_gradients();
         if (t.ranks.dp->rank != 0) { return; }
-        const auto g = host(t.model.grads, t.model.table.count(), t.run);
+        const auto g = t.model.grads.to_host(t.run);
         std::lock_guard<std::mutex> lock(mutex);
         w.loss = loss;
         for (const Tensor& tensor : t.model.table.tensors()) {
@@ -232,7 +232,7 @@ TEST(Model, GradientsEqualFiniteDifferences) {
                     loss(GradMode::WRITE, true);
                     complete(t.model.backward(t.acts[0], c.B, c.S, GradMode::WRITE), *t.ranks.tp);
                     t.optimizer.reduce_gradients();
-                    const auto g = host(t.model.grads, t.model.table.count(), t.run), w = host(t.model.params, t.model.table.count(), t.run);
+                    const auto g = t.model.grads.to_host(t.run), w = host(t.model.params, t.model.table.count(), t.run);
                     for (const Tensor& tensor : t.model.table.tensors()) {
                         double mine = 0;
                         for (i64 i = tensor.offset; i < tensor.offset + tensor.count(); i++) { mine += (double)g[i] * g[i]; }
@@ -446,11 +446,97 @@ TEST(Model, Bf16StaysInABandAroundFp32) {
         c.dtype = "bf16";
         for (const char* reduce : {"auto", "fp32"}) {
             c.reduce = reduce;
-            expect_close(exact, whole_gradients<bf16>(c), 0.08, name_of(c) + " bf16, wire " + reduce);
+            for (const char* grad : {"fp32", "bf16"}) {
+                c.grad = grad;
+                expect_close(exact, whole_gradients<bf16>(c), 0.08, name_of(c) + " bf16, wire " + reduce + ", gradients " + grad);
+            }
         }
     }
     Case c{.T = 2, .p = 0.5, .reduce = "bf16"};  // fp32 activations, bf16 on the wire
     expect_close(whole_gradients(Case{.T = 2, .p = 0.5}), whole_gradients(c), 0.02, "fp32, wire bf16");
+}
+
+// --grad-dtype bf16 rounds the layers' sharded gradients once a micro-batch, and touches no other.
+TEST(Model, Bf16GradientsAreTheFp32OnesRounded) {
+    for (Case c : architectures()) {  // no scale on private channels, and few rows: both make a sum of two parts, whose order shows
+        c.T = 2, c.p = 0.5, c.S = 7, c.private_scale = "none", c.dtype = "bf16";
+        using Gradients = std::vector<std::vector<float>>;  // by rank
+        const auto after = [&](const char* dtype, const std::vector<uint32_t>& seeds) {
+            Gradients found(2);
+            c.grad = dtype;
+            on_ranks<bf16>(c, [&](Trainer<bf16>& t) {
+                for (size_t m = 0; m < seeds.size(); m++) {
+                    t.upload(t.acts[0], random_windows(c.B, t.o, seeds[m]).data(), c.B);
+                    complete(t.loss_and_gradients(t.acts[0], m == 0 ? GradMode::WRITE : GradMode::ADD, false), *t.ranks.tp);
+                }
+                found[t.ranks.tp->rank] = t.model.grads.to_host(t.run);
+            });
+            return found;
+        };
+        const Gradients first = after("fp32", {1}), second = after("fp32", {2}), both = after("fp32", {1, 2});
+        const Gradients rounded = after("bf16", {1}), rounded_both = after("bf16", {1, 2});
+        const Options o = options_of(c);
+        for (int rank = 0; rank < 2; rank++) {
+            const ParameterTable table(o.shape, parameter_specs(o.shape), 2, rank);
+            for (i64 i = 0; i < table.count(); i++) {
+                const bool in_layers = i >= table.layers.begin && i < table.layers.end;
+                const float once = in_layers ? (float)bf16(first[rank][i]) : first[rank][i];
+                ASSERT_EQ(rounded[rank][i], once) << name_of(c) << " element " << i;
+                ASSERT_EQ(rounded_both[rank][i], in_layers ? (float)bf16(once + second[rank][i]) : both[rank][i]) << name_of(c) << " element " << i;
+            }
+        }
+    }
+}
+
+TEST(Model, Bf16GradientsWithAndWithoutZeroAndByAnyThreads) {
+    for (bool gpt : {false, true}) {
+        struct Result {
+            std::vector<double> losses, norms;
+            std::vector<bf16> params;
+        };
+        const auto train = [&](const char* grad, int zero, int threads) {
+            Result result;
+            const Case c{.gpt = gpt, .T = 2, .D = 3, .zero = zero, .threads = threads, .p = 0.5, .B = 1, .G = 6, .dtype = "bf16", .grad = grad};
+            on_ranks<bf16>(c, [&](Trainer<bf16>& t) {
+                std::vector<double> losses, norms;
+                for (i64 step = 1; step <= 10; step++) {
+                    const StepResult found = t.step(random_windows(c.G, t.o, (uint32_t)step).data() + t.ranks.dp->rank * 2 * (c.S + 1), step);
+                    losses.push_back(found.loss), norms.push_back(found.grad_norm);
+                }
+                if (t.ranks.world->rank == 0) { result = {losses, norms, host(t.model.params, t.model.table.count(), t.run)}; }
+            });
+            return result;
+        };
+        const Result fp32 = train("fp32", 0, 1), plain = train("bf16", 0, 1);
+        EXPECT_NE(fp32.norms, plain.norms);
+        for (size_t i = 0; i < 10; i++) {
+            EXPECT_TRUE(rel(fp32.losses[i], plain.losses[i]) <= 5e-3) << i << ": " << fp32.losses[i] << " " << plain.losses[i];
+            EXPECT_TRUE(rel(fp32.norms[i], plain.norms[i]) <= 2e-2) << i << ": " << fp32.norms[i] << " " << plain.norms[i];
+        }
+        for (auto [zero, threads] : {std::pair{1, 1}, {0, 2}}) {
+            const Result other = train("bf16", zero, threads);
+            EXPECT_EQ(plain.losses, other.losses);
+            EXPECT_EQ(plain.norms, other.norms);
+            EXPECT_EQ(memcmp(plain.params.data(), other.params.data(), plain.params.size() * sizeof(bf16)), 0);
+        }
+    }
+}
+
+TEST(Model, Bf16GradientsTakeHalfTheMemoryAndBytes) {
+    i64 family[2], sent[2], others = 0, layers = 0;
+    for (bool half : {false, true}) {
+        on_ranks<bf16>(Case{.D = 2, .G = 4, .dtype = "bf16", .grad = half ? "bf16" : "fp32"}, [&](Trainer<bf16>& t) {
+            t.step(random_windows(2, t.o).data(), 1);
+            if (t.ranks.world->rank != 0) { return; }
+            family[half] = t.model.gradients.bytes(), sent[half] = t.ranks.dp->stats.bytes[(int)Traffic::DP];
+            layers = t.model.table.layers.size(), others = t.model.table.count() - layers;
+        });
+    }
+    EXPECT_EQ(family[0], 4 * (others + layers));
+    EXPECT_EQ(family[1], 4 * others + 2 * layers);
+    EXPECT_EQ(sent[0], 4 * (others + layers));  // 2 (D - 1)/D of the payload
+    EXPECT_EQ(sent[1], 4 * others + 2 * layers);
+    EXPECT_GT(layers, others);
 }
 
 TEST(Model, CachedLogitsEqualUncachedOnes) {
@@ -524,9 +610,12 @@ TEST(Model, ClippingScalesOnlyLargeGradients) {
             const_cast<Options&>(t.o).clip = clip;
             const auto result = t.step(random_windows(2, t.o).data(), 1);
             const auto& owned = t.optimizer.owned()[1];
-            const auto m = host(t.optimizer.m(owned), owned.range.size(), t.run), g = host(t.model.grads + owned.range.begin, owned.range.size(), t.run);
+            const auto m = host(t.optimizer.m(owned), owned.range.size(), t.run), g = t.model.grads.to_host(t.run);
             const double scale = clip > 0 ? std::min(1.0, clip / (result.grad_norm + 1e-6)) : 1.0;
-            for (size_t i = 0; i < m.size(); i++) { ASSERT_TRUE(std::abs(m[i] - 0.1 * scale * g[i]) <= 1e-6 * std::abs(0.1 * scale * g[i]) + 1e-12); }
+            for (size_t i = 0; i < m.size(); i++) {
+                const double wanted = 0.1 * scale * g[owned.range.begin + i];
+                ASSERT_TRUE(std::abs(m[i] - wanted) <= 1e-6 * std::abs(wanted) + 1e-12);
+            }
         });
     }
 }
@@ -781,7 +870,8 @@ TEST(Flags, RefusalsNameTheFlag) {
         {{"--heads", "32", "--kv-heads", "5"}, "--kv-heads"}, {{"--kv-heads", "0"}, "--kv-heads"}, {{"--layers", "0"}, "--layers"}, {{"--layers", "-1"}, "--layers"},
         {{"--micro-batch", "0"}, "--micro-batch"}, {{"--seq", "0"}, "--seq"}, {{"--vocab", "0"}, "--vocab"}, {{"--temperature", "-1"}, "--temperature"},
         {{"--temperature", "nan"}, "--temperature"}, {{"--top-p", "0"}, "--top-p"}, {{"--top-p", "1.1"}, "--top-p"}, {{"--top-k", "-1"}, "--top-k"},
-        {{"--zero", "2"}, "--zero"}, {{"--dtype", "fp16"}, "--dtype"}, {{"--schedule", "step"}, "--schedule"}, {{"--model", "13b"}, "--model"},
+        {{"--zero", "2"}, "--zero"}, {{"--dtype", "fp16"}, "--dtype"}, {{"--grad-dtype", "fp16"}, "--grad-dtype"}, {{"--grad-dtype", "bf16"}, "HINT: --dtype bf16"},
+        {{"--grad-dtype", "bf16", "--dtype", "fp32"}, "--grad-dtype"}, {{"--schedule", "step"}, "--schedule"}, {{"--model", "13b"}, "--model"},
         {{"--learning-rate", "1"}, "--learning-rate"}, {{"--seqq", "1"}, "--seq"}, {{"stray"}, "stray"}, {{"--channels", "770"}, "--channels"}, {{"--warmup", "-1"}, "--warmup"},
         {{"--beta1", "1"}, "--beta1"}, {{"--eps", "0"}, "--eps"}, {{"--private-scale", "sometimes"}, "--private-scale"}, {{"--positions", "alibi"}, "--positions"},
         {{"--arch", "mamba"}, "--arch"}, {{"--recompute", "3"}, "--recompute"}, {{"--clip", "-1"}, "--clip"}, {{"--norm-eps", "0"}, "--norm-eps"},

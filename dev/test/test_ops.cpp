@@ -201,7 +201,7 @@ TYPED_TEST(Ops, Norm) {
 }
 
 // ---- matmul ---------------------------------------------------------------------------------------------------------
-template <typename X, typename Y>
+template <typename X, typename Y, typename G>
 void test_products() {
     for (auto [N_, K_, OC_] : Vec<std::tuple<i64, i64, i64>>{
              {1, 1, 1}, {1, 70, 131}, {3, 17, 5}, {7, 33, 65}, {67, 300, 67}, {211, 521, 97}, {530, 31, 450}, {2, 0, 3}, {3, 5, 0}}) {
@@ -212,10 +212,10 @@ void test_products() {
             const auto in = random_values<X>(N * K, 1), weight = random_values<X>(OC * K, 2), bias = random_values<X>(OC, 3),
                        dout = random_values<X>(N * ld, 4);
             const auto din_before = random_values<Y>(N * K, 5);
-            const auto dw_before = random_values<float>(OC * K, 6), db_before = random_values<float>(OC, 7);
+            const auto dw_before = random_values<G>(OC * K, 6), db_before = random_values<G>(OC, 7);
             auto [out, din, dweight, dbias] = for_any_threads([&](Run& run) {
                 Vec<Y> out(N * ld, Y(7.0f)), din = din_before;
-                Vec<float> dweight = dw_before, dbias = db_before;
+                Vec<G> dweight = dw_before, dbias = db_before;
                 matmul_forward(out.data(), ld, in.data(), weight.data(), variant ? bias.data() : nullptr, N, K, OC, alpha, run);
                 matmul_dgrad(din.data(), dout.data(), ld, weight.data(), N, K, OC, alpha, variant, run);
                 matmul_wgrad(dweight.data(), variant ? nullptr : dbias.data(), dout.data(), ld, in.data(), N, K, OC, alpha, grad_mode(variant), run);
@@ -238,9 +238,15 @@ void test_products() {
         }
     }
 }
-TEST(Matmul, Float) { test_products<float, float>(); }
-TEST(Matmul, Bf16) { test_products<bf16, bf16>(); }
-TEST(Matmul, Bf16ToFloat) { test_products<bf16, float>(); }
+TEST(Matmul, Float) { test_products<float, float, float>(); }
+TEST(Matmul, Bf16) { test_products<bf16, bf16, float>(); }
+TEST(Matmul, Bf16ToFloat) { test_products<bf16, float, bf16>(); }
+TEST(Matmul, Bf16GradientsBelongToBf16Activations) {
+    float activations[1] = {1.0f};
+    bf16 gradient[1];
+    struct Run run(1);
+    EXPECT_THROW(matmul_wgrad(gradient, nullptr, activations, 1, activations, 1, 1, 1, 1.0f, GradMode::WRITE, run), Error);
+}
 #ifndef LLMC_GEMM_PLAIN
 // gemm() takes a block to oneDNN only where that is fast on this processor; both ways must give the same.
 template <typename X, typename Y>
@@ -349,38 +355,42 @@ TYPED_TEST(Ops, Mlp) {
 TYPED_TEST(Ops, AdamW) {
     using X = TypeParam;
     const AdamW hyper{3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f - 0.9f * 0.9f, 1.0f - 0.95f * 0.95f, 0.7f};
-    for (i64 count : {1, 17, 70001}) {
-        const auto start = random_values<float>(count, 1), grad = random_values<float>(count, 2), m0 = random_values<float>(count, 3, 0.1);
-        const auto v0 = random_values<float>(count, 4, 0.01, 0.011);
-        auto [param, master, m, v] = for_any_threads([&](Run& run) {
-            Vec<X> param(count);
-            Vec<float> master = start, m = m0, v = v0;
-            if constexpr (dtype_of<X> == DType::FP32) {
-                adamw_update(master.data(), master.data(), m.data(), v.data(), grad.data(), count, hyper, run);  // param is master
-                param = master;
-            } else {
-                adamw_update(param.data(), master.data(), m.data(), v.data(), grad.data(), count, hyper, run);
+    for_gradient_types<X>([&](auto type) {
+        for (i64 count : {1, 17, 70001}) {
+            auto grad = random_values<decltype(type)>(count, 2);
+            const auto start = random_values<float>(count, 1), m0 = random_values<float>(count, 3, 0.1);
+            const auto v0 = random_values<float>(count, 4, 0.01, 0.011);
+            auto [param, master, m, v] = for_any_threads([&](Run& run) {
+                Vec<X> param(count);
+                Vec<float> master = start, m = m0, v = v0;
+                if constexpr (dtype_of<X> == DType::FP32) {
+                    adamw_update(master.data(), master.data(), m.data(), v.data(), grad.data(), count, hyper, run);  // param is master
+                    param = master;
+                } else {
+                    adamw_update(param.data(), master.data(), m.data(), v.data(), grad.data(), count, hyper, run);
+                }
+                return std::tuple(param, master, m, v);
+            });
+            Doubles want(count), want_m(count), want_v(count);
+            for (i64 i = 0; i < count; i++) {
+                const double g = (double)hyper.grad_scale * (float)grad[i];
+                want_m[i] = hyper.beta1 * (double)m0[i] + (1.0 - hyper.beta1) * g;
+                want_v[i] = hyper.beta2 * (double)v0[i] + (1.0 - hyper.beta2) * g * g;
+                const double step = want_m[i] / hyper.correction1 / (std::sqrt(want_v[i] / hyper.correction2) + hyper.eps);
+                want[i] = start[i] - hyper.lr * (step + hyper.weight_decay * (double)start[i]);
             }
-            return std::tuple(param, master, m, v);
-        });
-        Doubles want(count), want_m(count), want_v(count);
-        for (i64 i = 0; i < count; i++) {
-            const double g = (double)hyper.grad_scale * grad[i];
-            want_m[i] = hyper.beta1 * (double)m0[i] + (1.0 - hyper.beta1) * g;
-            want_v[i] = hyper.beta2 * (double)v0[i] + (1.0 - hyper.beta2) * g * g;
-            const double step = want_m[i] / hyper.correction1 / (std::sqrt(want_v[i] / hyper.correction2) + hyper.eps);
-            want[i] = start[i] - hyper.lr * (step + hyper.weight_decay * (double)start[i]);
+            expect_close(m, want_m, 1e-7, "m");
+            expect_close(v, want_v, 1e-7, "v");
+            expect_close(master, want, 1e-7, "master");
+            for (i64 i = 0; i < count; i++) { ASSERT_EQ((float)param[i], (float)X(master[i])); }
         }
-        expect_close(m, want_m, 1e-7, "m");
-        expect_close(v, want_v, 1e-7, "v");
-        expect_close(master, want, 1e-7, "master");
-        for (i64 i = 0; i < count; i++) { ASSERT_EQ((float)param[i], (float)X(master[i])); }
-    }
+    });
 }
 // Each parameter is a neighbour of its master weight, by a hash that is written here again; the mean error is that of fair coins.
 TEST(AdamWRounding, Stochastic) {
     constexpr i64 COUNT = 70001, FIRST = 12345;
-    const Vec<float> zeros(COUNT), start = random_values<float>(COUNT, 1);
+    Vec<float> zeros(COUNT);
+    const Vec<float> start = random_values<float>(COUNT, 1);
     AdamW hyper{0, 0.9f, 0.95f, 1e-8f, 0, 0.1f, 0.05f, 1};
     hyper.rounding = {true, 99}, hyper.first = FIRST;
     Vec<float> master = start, m = zeros, v = zeros;
@@ -410,11 +420,11 @@ TYPED_TEST(Ops, SumsOfSquares) {
     for (auto [N_, cols_] : Vec<std::pair<i64, i64>>{{1, 1}, {3, 37}, {1100, 131}, {0, 5}}) {
         const i64 N = N_, cols = cols_, ld = cols + 2;
         const float scale = 0.3f;
-        const auto a = random_values<X>(N * ld, 1);
+        auto a = random_values<X>(N * ld, 1);
         const auto b = random_values<float>(N * ld, 2);
         auto [sums] = for_any_threads([&](Run& run) {
             return std::tuple(
-                Doubles{sum_of_squares(a.data(), N * ld, run), sum_of_squared_differences(a.data(), b.data(), scale, ld, N, cols, run)});
+                Doubles{sums_of_squares(a.data(), std::vector<Range>{{0, N * ld}}, run)[0], sum_of_squared_differences(a.data(), b.data(), scale, ld, N, cols, run)});
         });
         double squares = 0.0, differences = 0.0;
         for (i64 i = 0; i < N * ld; i++) {

@@ -26,6 +26,7 @@ TEST_F(Costs, Products) {
     EXPECT_EQ(costs::matmul_wgrad(f, none, x, 5, x, 10, 3, 5, 1.0f, GradMode::ADD, run).bytes, 10 * 5 * 2 + 10 * 3 * 2 + 2 * 15 * 4);
     EXPECT_EQ(costs::matmul_wgrad(f, f, x, 5, x, 10, 3, 5, 1.0f, GradMode::ADD, run).bytes, 2 * 10 * 5 * 2 + 10 * 3 * 2 + 2 * 15 * 4);
     EXPECT_EQ(costs::matmul_wgrad(f, nullptr, x, 5, x, 10, 3, 5, 1.0f, GradMode::WRITE, run).bytes, 10 * 5 * 2 + 10 * 3 * 2 + 15 * 4);
+    EXPECT_EQ(costs::matmul_wgrad(x, nullptr, x, 5, x, 10, 3, 5, 1.0f, GradMode::ADD, run).bytes, 10 * 5 * 2 + 10 * 3 * 2 + 2 * 15 * 2);
     EXPECT_EQ(costs::matmul_dgrad(f, x, 5, x, 10, 3, 5, 1.0f, false, run).bytes, 10 * 5 * 2 + 15 * 2 + 30 * 4);
     EXPECT_EQ(costs::matmul_forward(x, 5, x, x, no_x, 10, 3, 5, 1.0f, run).flops, 2 * 10 * 3 * 5);
 }
@@ -43,6 +44,7 @@ TEST_F(Costs, Others) {
     EXPECT_EQ(costs::embedding_backward(f, f, i, {0, 7}, 10, 6, GradMode::ADD, run).bytes, 10 * 6 * 4 + 2 * 7 * 6 * 4);
     EXPECT_EQ(costs::adamw_update(f, f, f, f, f, 9, AdamW(), run).bytes, 9 * (4 + 8 * 3));
     EXPECT_EQ(costs::adamw_update(x, f, f, f, f, 9, AdamW(), run).bytes, 9 * (4 + 8 * 3 + 2));
+    EXPECT_EQ(costs::adamw_update(x, f, f, f, x, 9, AdamW(), run).bytes, 9 * (2 + 8 * 3 + 2));
 }
 
 TEST(Timeline, KeepsSpansUntilTheyAreTaken) {

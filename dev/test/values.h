@@ -33,6 +33,13 @@ Doubles doubles(const Vec<X>& values) {
 template <typename X>
 constexpr double unit = dtype_of<X> == DType::BF16 ? 1.0 / 256 : 1.0 / (1 << 24);  // half an ulp, relative
 
+// body(a value of the type) for each type of gradients that belongs to activations of type X.
+template <typename X, typename Body>
+void for_gradient_types(const Body& body) {
+    body(float{});
+    if constexpr (dtype_of<X> == DType::BF16) { body(bf16{}); }
+}
+
 // |got - want| <= fp32 error of a sum of that size + the rounding of the result. Written so that NaN fails.
 template <typename X>
 void expect_close(const Vec<X>& got, const Doubles& want, double sum_error, const char* what) {

@@ -11,23 +11,25 @@
 namespace cpu {
 
 template <typename X>
-void adamw_update(X* param, float* master, float* m, float* v, const float* grad, i64 count, const AdamW& hyper, Run& run) {
+void adamw_update(X* param, float* master, float* m, float* v, Gradient gradient, i64 count, const AdamW& hyper, Run& run) {
     const float rest1 = 1.0f - hyper.beta1, rest2 = 1.0f - hyper.beta2;
     const float scale1 = 1.0f / hyper.correction1, scale2 = 1.0f / hyper.correction2;
-    parallel_pieces(count, 32768, run, [&](i64 begin, i64 n) {
-        vector_loop(n, [&](i64 j, auto lanes) {
-            const i64 i = begin + j;
-            const vfloat g = hyper.grad_scale * load(grad + i, lanes), old = load(master + i, lanes);
-            const vfloat m_new = hyper.beta1 * load(m + i, lanes) + rest1 * g;
-            const vfloat v_new = hyper.beta2 * load(v + i, lanes) + rest2 * (g * g);
-            const vfloat step = (m_new * scale1) / (sqrt(v_new * scale2) + hyper.eps) + hyper.weight_decay * old;
-            const vfloat value = old - hyper.lr * step;
-            store(m + i, m_new, lanes);
-            store(v + i, v_new, lanes);
-            store(master + i, value, lanes);
-            if ((void*)param == (void*)master) { return; }
-            const vuint index = (vuint)lane_numbers() + (uint32_t)(hyper.first + i);
-            store(param + i, hyper.rounding.stochastic ? (vfloat)hyper.rounding.dithered((vuint)value, index) : value, lanes);
+    gradient.visit<X>([&](const auto* grad) {
+        parallel_pieces(count, 32768, run, [&](i64 begin, i64 n) {
+            vector_loop(n, [&](i64 j, auto lanes) {
+                const i64 i = begin + j;
+                const vfloat g = hyper.grad_scale * load(grad + i, lanes), old = load(master + i, lanes);
+                const vfloat m_new = hyper.beta1 * load(m + i, lanes) + rest1 * g;
+                const vfloat v_new = hyper.beta2 * load(v + i, lanes) + rest2 * (g * g);
+                const vfloat step = (m_new * scale1) / (sqrt(v_new * scale2) + hyper.eps) + hyper.weight_decay * old;
+                const vfloat value = old - hyper.lr * step;
+                store(m + i, m_new, lanes);
+                store(v + i, v_new, lanes);
+                store(master + i, value, lanes);
+                if ((void*)param == (void*)master) { return; }
+                const vuint index = (vuint)lane_numbers() + (uint32_t)(hyper.first + i);
+                store(param + i, hyper.rounding.stochastic ? (vfloat)hyper.rounding.dithered((vuint)value, index) : value, lanes);
+            });
         });
     });
 }
@@ -37,9 +39,9 @@ void adamw_update(X* param, float* master, float* m, float* v, const float* grad
 #else
 namespace gpu {
 
-template <typename X, int W>
+template <typename X, typename G, int W>
 __global__ void __launch_bounds__(THREADS) adamw_kernel(X* param, float* master, float* __restrict__ m, float* __restrict__ v,
-                                                        const float* __restrict__ grad, i64 count, AdamW hyper) {
+                                                        const G* __restrict__ grad, i64 count, AdamW hyper) {
     const float rest1 = 1.0f - hyper.beta1, rest2 = 1.0f - hyper.beta2;
     const float scale1 = 1.0f / hyper.correction1, scale2 = 1.0f / hyper.correction2;
     flat_loop<W>(count, [&](i64 i, auto width) {
@@ -62,12 +64,15 @@ __global__ void __launch_bounds__(THREADS) adamw_kernel(X* param, float* master,
 }
 
 template <typename X>
-void adamw_update(X* param, float* master, float* m, float* v, const float* grad, i64 count, const AdamW& hyper, Run& run) {
-    const int W = widest<float>;
-    const bool wide = rows_aligned(W, param, 0) && rows_aligned(W, master, 0) && rows_aligned(W, m, 0) && rows_aligned(W, v, 0) &&
-                      rows_aligned(W, grad, 0);
-    with_width<float>(
-        wide, [&](auto width) { launch(adamw_kernel<X, width>, flat_shape(count, width), run, param, master, m, v, grad, count, hyper); });
+void adamw_update(X* param, float* master, float* m, float* v, Gradient gradient, i64 count, const AdamW& hyper, Run& run) {
+    gradient.visit<X>([&]<typename G>(const G* grad) {
+        const int W = widest<float>;
+        const bool wide = rows_aligned(W, param, 0) && rows_aligned(W, master, 0) && rows_aligned(W, m, 0) && rows_aligned(W, v, 0) &&
+                          rows_aligned(W, grad, 0);
+        with_width<float>(wide, [&](auto width) {
+            launch(adamw_kernel<X, G, width>, flat_shape(count, width), run, param, master, m, v, grad, count, hyper);
+        });
+    });
 }
 
 }  // namespace gpu

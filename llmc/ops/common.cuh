@@ -54,10 +54,14 @@ struct RowChunks {
     Range operator[](i64 chunk) const { return {chunk * size, std::min(rows, (chunk + 1) * size)}; }
 };
 // to (cols) (+)= sum over chunks of partials (count, cols; ld).
-inline void combine_partials(float* to, const float* partials, i64 count, i64 ld, i64 cols, GradMode mode, Run& run) {
-    parallel_pieces(cols, 256, run, [&](i64 begin, i64 n) {
-        if (mode == GradMode::WRITE) { std::fill(to + begin, to + begin + n, 0.0f); }
-        for (i64 chunk = 0; chunk < count; chunk++) { add_to(to + begin, partials + chunk * ld + begin, n); }
+template <typename G>
+void combine_partials(G* to, const float* partials, i64 count, i64 ld, i64 cols, GradMode mode, Run& run) {
+    constexpr i64 PIECE = 256;
+    parallel_pieces(cols, PIECE, run, [&](i64 begin, i64 n) {
+        float sum[PIECE] = {};
+        if (mode == GradMode::ADD) { add_to(sum, to + begin, n); }
+        for (i64 chunk = 0; chunk < count; chunk++) { add_to(sum, partials + chunk * ld + begin, n); }
+        vector_loop(n, [&](i64 i, auto lanes) { store(to + begin + i, load(sum + i, lanes), lanes); });
     });
 }
 

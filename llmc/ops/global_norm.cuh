@@ -24,19 +24,20 @@ inline double sum_in_order(const std::vector<double>& parts) {
     return sum;
 }
 
-template <typename X>
-std::vector<double> sums_of_squares(const X* data, const std::vector<Range>& ranges, Run& run) {
+std::vector<double> sums_of_squares(Gradient grad, const std::vector<Range>& ranges, Run& run) {
     const i64 grain = 65536;
     std::vector<double> sums;
-    for (const Range& range : ranges) {
-        std::vector<double> parts(ceil_div(range.size(), grain));
-        parallel_pieces(range.size(), grain, run, [&](i64 begin, i64 n) {
-            vdouble sum{};
-            vector_loop(n, [&](i64 i, auto lanes) { add_squares(sum, load(data + range.begin + begin + i, lanes)); });
-            parts[begin / grain] = sum_in_order(sum);
-        });
-        sums.push_back(sum_in_order(parts));
-    }
+    grad.visit<bf16>([&](const auto* data) {
+        for (const Range& range : ranges) {
+            std::vector<double> parts(ceil_div(range.size(), grain));
+            parallel_pieces(range.size(), grain, run, [&](i64 begin, i64 n) {
+                vdouble sum{};
+                vector_loop(n, [&](i64 i, auto lanes) { add_squares(sum, load(data + range.begin + begin + i, lanes)); });
+                parts[begin / grain] = sum_in_order(sum);
+            });
+            sums.push_back(sum_in_order(parts));
+        }
+    });
     return sums;
 }
 
@@ -94,18 +95,19 @@ __global__ void __launch_bounds__(THREADS) sum_parts_kernel(double* total, const
 }
 
 // The host waits once, for the sums of all ranges.
-template <typename X>
-std::vector<double> sums_of_squares(const X* data, const std::vector<Range>& ranges, Run& run) {
+std::vector<double> sums_of_squares(Gradient grad, const std::vector<Range>& ranges, Run& run) {
     i64 pieces = 0;
     for (const Range& range : ranges) { pieces += ceil_div(range.size(), PIECE); }
     std::vector<double> sums(ranges.size());
     double *parts = run.workspace.get<double>(pieces + (i64)sums.size()), *const totals = parts + pieces;
-    for (size_t i = 0; i < sums.size(); i++) {
-        const i64 n = ceil_div(ranges[i].size(), PIECE);
-        launch(sum_of_squares_kernel<X, widest<X> >, {blocks(n), THREADS}, run, parts, data + ranges[i].begin, ranges[i].size());
-        launch(sum_parts_kernel, {1, row_threads(n, 1)}, run, totals + i, parts, n);
-        parts += n;
-    }
+    grad.visit<bf16>([&]<typename X>(const X* data) {
+        for (size_t i = 0; i < sums.size(); i++) {
+            const i64 n = ceil_div(ranges[i].size(), PIECE);
+            launch(sum_of_squares_kernel<X, widest<X> >, {blocks(n), THREADS}, run, parts, data + ranges[i].begin, ranges[i].size());
+            launch(sum_parts_kernel, {1, row_threads(n, 1)}, run, totals + i, parts, n);
+            parts += n;
+        }
+    });
     copy_to_host(sums.data(), totals, (i64)sums.size(), run);
     return sums;
 }

@@ -209,8 +209,8 @@ struct RowChunks {
     explicit RowChunks(i64 N) : size(std::max<i64>(16, ceil_div(N, 512))), count(ceil_div(N, size)) {}
 };
 // to (cols) (+)= sum over chunks of partials (count, cols; ld). 32 columns a block, WARPS warps that each take every WARPS-th chunk.
-template <int WARPS>
-__global__ void combine_partials_kernel(float* to, const float* __restrict__ partials, i64 count, i64 ld, i64 cols, bool add) {
+template <typename G, int WARPS>
+__global__ void combine_partials_kernel(G* to, const float* __restrict__ partials, i64 count, i64 ld, i64 cols, bool add) {
     __shared__ float sums[WARPS][32];
     const i64 c = (i64)blockIdx.x * 32 + threadIdx.x;
     float sum = 0.0f;
@@ -220,13 +220,14 @@ __global__ void combine_partials_kernel(float* to, const float* __restrict__ par
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y == 0 && c < cols) {
-        sum = add ? to[c] : 0.0f;
+        sum = add ? (float)to[c] : 0.0f;
         for (int i = 0; i < WARPS; i++) { sum += sums[i][threadIdx.x]; }
-        to[c] = sum;
+        to[c] = (G)sum;
     }
 }
-inline void combine_partials(float* to, const float* partials, i64 count, i64 ld, i64 cols, GradMode mode, Run& run) {
-    launch(combine_partials_kernel<16>, {blocks(ceil_div(cols, 32)), dim3(32, 16)}, run, to, partials, count, ld, cols,
+template <typename G>
+void combine_partials(G* to, const float* partials, i64 count, i64 ld, i64 cols, GradMode mode, Run& run) {
+    launch(combine_partials_kernel<G, 16>, {blocks(ceil_div(cols, 32)), dim3(32, 16)}, run, to, partials, count, ld, cols,
            mode == GradMode::ADD);
 }
 

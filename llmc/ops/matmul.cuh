@@ -2,7 +2,7 @@
 //
 //   forward  out (N,OC; ld_out)   = alpha * in W^T + bias
 //   dgrad    din (N,K)            = or += alpha * dout W
-//   wgrad    dweight (OC,K; fp32) = or += alpha * dout^T in         dbias (OC; fp32) = or += column sums of dout
+//   wgrad    dweight (OC,K)       = or += alpha * dout^T in         dbias (OC) = or += column sums of dout
 //   gelu     u (N,OC) = in W^T + bias, h = gelu(u)
 //
 // Sums in fp32, rounded once. A product with nothing to sum over (a rank without vocabulary rows) writes zeros.
@@ -15,7 +15,7 @@
 namespace cpu {
 
 template <typename X>
-void bias_backward(float* dbias, const X* dout, i64 N, i64 OC, GradMode mode, Run& run) {
+void bias_backward(Gradient dbias, const X* dout, i64 N, i64 OC, GradMode mode, Run& run) {
     static thread_local Scratch<float> scratch;
     const RowChunks chunks(N);
     float* partials = scratch.get(chunks.count * OC);
@@ -24,7 +24,7 @@ void bias_backward(float* dbias, const X* dout, i64 N, i64 OC, GradMode mode, Ru
         std::fill(sum, sum + OC, 0.0f);
         for (i64 r = chunks[chunk].begin; r < chunks[chunk].end; r++) { add_to(sum, dout + r * OC, OC); }
     });
-    combine_partials(dbias, partials, chunks.count, OC, OC, mode, run);
+    dbias.visit<X>([&](auto* to) { combine_partials(to, partials, chunks.count, OC, OC, mode, run); });
 }
 
 template <typename From, typename To>
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     }
 }
 template <typename X>
-void bias_backward(float* dbias, const X* dout, i64 N, i64 OC, GradMode mode, Run& run) {
+void bias_backward(Gradient dbias, const X* dout, i64 N, i64 OC, GradMode mode, Run& run) {
     const RowChunks chunks(N);
     float* partials = run.workspace.get<float>(chunks.count * OC);
     const int W = widest<X>, WARPS = 8;
@@ -66,7 +66,7 @@ void bias_backward(float* dbias, const X* dout, i64 N, i64 OC, GradMode mode, Ru
         launch(column_sums_kernel<X, width, WARPS>, {dim3(blocks(ceil_div(OC, 32 * width)), blocks(chunks.count)), dim3(32, WARPS)}, run,
                partials, dout, chunks.size, N, OC);
     });
-    combine_partials(dbias, partials, chunks.count, OC, OC, mode, run);
+    dbias.visit<X>([&](auto* to) { combine_partials(to, partials, chunks.count, OC, OC, mode, run); });
 }
 
 template <typename From, typename To, int W>
@@ -109,13 +109,16 @@ void matmul_dgrad(Y* din, const X* dout, i64 ld_dout, const X* weight, i64 N, i6
     gemm(din, K, a, b, (const X*)nullptr, N, K, OC, alpha, accumulate, run);
 }
 template <typename X>
-void matmul_wgrad(float* dweight, float* dbias, const X* dout, i64 ld_dout, const X* in, i64 N, i64 K, i64 OC, float alpha, GradMode mode,
-                  Run& run) {
+void matmul_wgrad(Gradient dweight, Gradient dbias, const X* dout, i64 ld_dout, const X* in, i64 N, i64 K, i64 OC, float alpha,
+                  GradMode mode, Run& run) {
     const Matrix<X> a{dout, ld_dout, true}, b{in, K, false};
     check(!dbias || ld_dout == OC, "matmul_wgrad: a bias gradient wants dense rows, not %lld of %lld", (long long)OC, (long long)ld_dout);
-    if (dbias && mode == GradMode::WRITE && gemm_row_sums(dweight, dbias, a, b, OC, K, N, alpha, run)) { return; }
-    gemm(dweight, K, a, b, (const X*)nullptr, OC, K, N, alpha, mode == GradMode::ADD, run);
-    if (dbias) { bias_backward(dbias, dout, N, OC, mode, run); }
+    check(!dbias || dbias.dtype == dweight.dtype, "matmul_wgrad: the gradients of a weight and its bias are of two types");
+    dweight.visit<X>([&]<typename G>(G* dw) {
+        if (dbias && mode == GradMode::WRITE && gemm_row_sums(dw, (G*)dbias.data, a, b, OC, K, N, alpha, run)) { return; }
+        gemm(dw, K, a, b, (const X*)nullptr, OC, K, N, alpha, mode == GradMode::ADD, run);
+        if (dbias) { bias_backward(dbias, dout, N, OC, mode, run); }
+    });
 }
 template <typename X>
 void matmul_gelu_forward(X* h, X* u, const X* in, const X* weight, const X* bias, i64 N, i64 K, i64 OC, Run& run) {

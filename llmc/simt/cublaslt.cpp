@@ -130,7 +130,6 @@ void check_problem(const Problem& p) {
     require(!p.has_gelu() || (p.desc.ld_gelu % 8 == 0 && p.desc.ld_gelu >= p.m()), INVALID_VALUE,
             "GELU's input has leading dimension %lld, D has %zu rows: wanted a multiple of 8, no less", (long long)p.desc.ld_gelu,
             (size_t)d.rows);
-    require(!p.has_bias_gradient() || d.type == CUDA_R_32F, NOT_SUPPORTED, "a bias gradient in bf16");
 }
 
 uint32_t alignment_of(const void* p, uint32_t most) {
@@ -232,7 +231,7 @@ void multiply(const Problem& p, float alpha, const X* a, const X* b, float beta,
     for (i64 j = 0; j < n && p.has_bias_gradient(); j++) {
         float sum = 0.0f;
         for (i64 l = 0; l < p.k(); l++) { sum += (float)left.data[left.transposed ? l * left.ld + j : j * left.ld + l]; }
-        ((float*)p.desc.bias)[j] = sum;
+        ((Y*)p.desc.bias)[j] = Y(sum);
     }
 }
 void multiply(const Problem& p, float alpha, const void* a, const void* b, float beta, const void* c, void* d) {
