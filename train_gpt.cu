@@ -489,7 +489,7 @@ struct Trainer {
     Ranks& ranks;
     Run& run;
     Model<X> model;
-    std::deque<Activations<X>> acts;   // of a micro-batch; of its halves, where they are interleaved
+    std::deque<Activations<X>> acts;   // one for each pass under way
     Optimizer<X> optimizer;
     Arena state{"optimiser"};
     SpikeFilter loss_filter, norm_filter;
@@ -498,15 +498,17 @@ struct Trainer {
     // Without training there are no gradients, no optimiser state, and nothing is kept for backward.
     Trainer(const Options& o, Ranks& ranks, Run& run, bool training)
         : o(o), ranks(ranks), run(run),
-          model(o.shape, make_tensor_parallel(o, ranks), o.seq, training ? o.global_batch / ranks.dp->size / sequences() : 0,
+          model(o.shape, make_tensor_parallel(o, ranks), o.seq, training ? passes() : 0,
                 o.grad_dtype == "bf16" ? DType::BF16 : DType::FP32, run), optimizer(model.table, ranks, o.zero == 1) {
-        for (i64 sequence = 0; sequence < o.micro_batch; sequence += sequences()) {
+        for (i64 pass = 0; pass < (training && o.overlap_batches ? std::min(2 * passes_at_once(), passes()) : passes_at_once()); pass++) {
             acts.emplace_back(model.r, model.tp, sequences(), o.seq, o.seq, training ? (Keep)o.recompute : Keep::NOTHING);
         }
         if (training) { optimizer.plan(state); }
     }
-    // That one pass computes.
-    i64 sequences() const { return o.interleave ? o.micro_batch / 2 : o.micro_batch; }
+    // A micro-batch's, and what each of them computes.
+    i64 passes_at_once() const { return o.interleave ? 2 : 1; }
+    i64 sequences() const { return o.micro_batch / passes_at_once(); }
+    i64 passes() const { return o.global_batch / ranks.dp->size / sequences(); }  // of this rank, in a step
     std::vector<const Arena*> families() const {
         std::vector<const Arena*> all = {&model.parameters, &model.gradients, &state};
         for (const Activations<X>& a : acts) { all.insert(all.end(), {&a.kept, &a.scratch}); }
@@ -558,29 +560,30 @@ struct Trainer {
         Pass backward = model.backward(s, sequences(), o.seq, mode, [this, last](i64 l) { if (last) { optimizer.start_reduce(l); } });  // <=> the layer's DP sum
         for (Comm::Ticket ticket : backward) { co_yield ticket; }
     }
-    // What passes left, added in their order.
-    void add_losses(double& sum) {
-        for (const Activations<X>& s : acts) {
-            std::vector<float> losses(sequences() * o.seq);
-            copy_to_host(losses.data(), s.losses, (i64)losses.size(), run);
-            sum += std::accumulate(losses.begin(), losses.end(), 0.0);
-        }
+    // What a pass left.
+    double sum_of_losses(const Activations<X>& s) {
+        std::vector<float> losses(sequences() * o.seq);
+        copy_to_host(losses.data(), s.losses, (i64)losses.size(), run);
+        return std::accumulate(losses.begin(), losses.end(), 0.0);
     }
 
     // This rank's windows of step t's global batch -> one update of the weights, the same on every rank. A loss or norm that is
     // not finite, or a spike, leaves the weights as they are.
     StepResult step(const int32_t* windows, i64 t) {
-        const i64 B = sequences(), S = o.seq, end = o.global_batch / ranks.dp->size;
+        const i64 B = sequences(), S = o.seq, all = passes(), forward_stops = 1 + 2 * model.r.L;
         double local_loss = 0;
-        for (i64 at = 0; at < end;) {
-            std::vector<Pass> passes;
-            for (Activations<X>& s : acts) {
-                upload(s, windows + at * (S + 1), B);
-                passes.push_back(loss_and_gradients(s, at == 0 ? GradMode::WRITE : GradMode::ADD, at + B == end));
-                at += B;
+        Turns turns(*ranks.tp);
+        for (i64 begun = 0, ended = 0; ended < all;) {
+            // A micro-batch begins when the one before has ended; with --overlap-batches, when that one's forward has.
+            const bool room = turns.under_way() + passes_at_once() <= acts.size();
+            if (begun < all && room && (turns.under_way() == 0 || turns.youngest().stops() >= forward_stops)) {
+                for (i64 i = 0; i < passes_at_once(); i++, begun++) {
+                    Activations<X>& s = acts[begun % acts.size()];
+                    upload(s, windows + begun * B * (S + 1), B);
+                    turns.begin(loss_and_gradients(s, begun == 0 ? GradMode::WRITE : GradMode::ADD, begun + 1 == all));
+                }
             }
-            complete(std::move(passes), *ranks.tp);
-            add_losses(local_loss);
+            for (size_t n = turns.turn(); n > 0; n--, ended++) { local_loss += sum_of_losses(acts[ended % acts.size()]); }
         }
         model.complete_tied_gradient();
         StepResult result{sum_over_dp(local_loss) / (double)(o.global_batch * S), 0, false};
@@ -610,15 +613,15 @@ struct Trainer {
         for (i64 at = 0; at < windows; at += o.micro_batch * D) {
             std::vector<Pass> passes;
             i64 first = at + ranks.dp->rank * o.micro_batch;
-            for (Activations<X>& s : acts) {
+            for (i64 i = 0; i < passes_at_once(); i++) {
                 const i64 valid = std::clamp<i64>(windows - first, 0, B);
                 for (i64 b = 0; b < valid; b++) { set.read_sequential(first + b, batch.data() + b * (S + 1)); }
-                upload(s, batch.data(), valid);
-                passes.push_back(this->loss(s));
+                upload(acts[i], batch.data(), valid);
+                passes.push_back(this->loss(acts[i]));
                 first += B;
             }
             complete(std::move(passes), *ranks.tp);
-            add_losses(loss);
+            for (i64 i = 0; i < passes_at_once(); i++) { loss += sum_of_losses(acts[i]); }
         }
         return sum_over_dp(loss) / (double)(windows * S);
     }
@@ -637,7 +640,7 @@ struct Trainer {
 template <typename X>
 json Trainer<X>::insight() {
     const i64 L = model.r.L, N = sequences() * o.seq, C = model.r.C;
-    const Activations<X>& last = acts.back();
+    const Activations<X>& last = acts[(passes() - 1) % acts.size()];
     const int T = ranks.tp->size;
     std::vector<double> mine(3 * L), all(3 * L * ranks.world->size), total(3 * L);
     for (const Tensor& t : model.table.tensors()) {
@@ -874,7 +877,7 @@ json print_header(const Options& o, Trainer<X>& trainer, Ranks& ranks, Logger& l
     row("numbers", format("%s activations and weights, fp32 master weights, %smoments; GEMM: %s", dtype_name(dtype_of<X>),
                           o.grad_dtype == "bf16" ? "bf16 gradients in the layers, fp32 " : "gradients, ", gemm_library().c_str()));
     row("batch", format("%lld sequences of %lld = %s tokens a step, micro-batch %lld%s", (long long)o.global_batch, (long long)o.seq, human_count((double)(o.global_batch * o.seq)).c_str(),
-                        (long long)o.micro_batch, o.interleave ? " in two halves, interleaved" : ""));
+                        (long long)o.micro_batch, (std::string(o.interleave ? " in two halves, interleaved" : "") + (o.overlap_batches ? ", the next one under it" : "")).c_str()));
     row("optimiser", format("AdamW, lr %g (%s, warm-up %lld, floor %g), decay %g, clip %g, %lld steps", o.lr, o.schedule.c_str(), (long long)o.warmup, o.min_lr, o.weight_decay, o.clip,
                             (long long)o.steps));
     for (const auto& [key, set] : {std::pair{"train", train}, std::pair{"validation", val}}) {

@@ -15,6 +15,7 @@ class [[nodiscard]] Pass {
 public:
     struct promise_type {
         Comm::Ticket ticket = 0;
+        i64 stops = 0;
         std::exception_ptr failure;
 
         Pass get_return_object() { return Pass(std::coroutine_handle<promise_type>::from_promise(*this)); }
@@ -22,6 +23,7 @@ public:
         std::suspend_always final_suspend() noexcept { return {}; }
         std::suspend_always yield_value(Comm::Ticket needed) noexcept {
             ticket = needed;
+            stops++;
             return {};
         }
         void return_void() {}
@@ -29,6 +31,10 @@ public:
     };
 
     Pass(Pass&& other) noexcept : coroutine_(std::exchange(other.coroutine_, nullptr)) {}
+    Pass& operator=(Pass&& other) noexcept {
+        std::swap(coroutine_, other.coroutine_);
+        return *this;
+    }
     ~Pass() {
         if (coroutine_) { coroutine_.destroy(); }
     }
@@ -41,6 +47,8 @@ public:
     }
     // What must be complete before it is advanced.
     Comm::Ticket ticket() const { return coroutine_.promise().ticket; }
+    // How often it has stopped.
+    i64 stops() const { return coroutine_.promise().stops; }
 
     // A pass within a pass:  for (Comm::Ticket ticket : forward(...)) { co_yield ticket; }
     struct Iterator {
@@ -58,16 +66,33 @@ private:
     std::coroutine_handle<promise_type> coroutine_;
 };
 
-// Drives passes to their ends, in turn, each up to the next collective that it needs. What they do in the same place, the first one does first.
-inline void complete(std::vector<Pass> passes, Comm& comm) {
-    std::vector<Pass*> under_way;
-    for (Pass& pass : passes) { under_way.push_back(&pass); }
-    while (!under_way.empty()) {
-        std::erase_if(under_way, [&](Pass* pass) {
-            comm.wait(pass->ticket());
-            return !pass->advance();
+// Passes that are driven in turn: in a turn each goes on to the next collective that it needs. What they do in the same place, the one that began first
+// does first. All ranks take the same turns, so their collectives come in one order.
+class Turns {
+public:
+    explicit Turns(Comm& comm) : comm_(comm) {}
+    void begin(Pass pass) { under_way_.push_back(std::move(pass)); }
+    size_t under_way() const { return under_way_.size(); }
+    const Pass& youngest() const { return under_way_.back(); }
+    // Returns how many came to their ends; those are the first ones.
+    size_t turn() {
+        const size_t before = under_way_.size();
+        std::erase_if(under_way_, [&](Pass& pass) {
+            comm_.wait(pass.ticket());
+            return !pass.advance();
         });
+        return before - under_way_.size();
     }
+
+private:
+    Comm& comm_;
+    std::vector<Pass> under_way_;
+};
+
+inline void complete(std::vector<Pass> passes, Comm& comm) {
+    Turns turns(comm);
+    for (Pass& pass : passes) { turns.begin(std::move(pass)); }
+    while (turns.under_way() > 0) { turns.turn(); }
 }
 inline void complete(Pass pass, Comm& comm) {
     for (Comm::Ticket ticket : pass) { comm.wait(ticket); }

@@ -37,11 +37,14 @@ sys.path.insert(0, os.path.join(ROOT, 'scripts'))
 from measure import cpu_name  # noqa: E402
 from roofline import cost, kind, step_calls  # noqa: E402
 
-MODELS = {'130m': dict(layers=12, channels=768, heads=16, ffn=2048, vocab=32000, batch=4, seq=256),
-          '20m': dict(layers=6, channels=512, heads=8, ffn=1408, vocab=4096, batch=8, seq=256),
+MODELS = {'130m': dict(layers=12, channels=768, heads=16, ffn=2048, vocab=32000, batch=8, seq=256),
+          '20m': dict(layers=6, channels=512, heads=8, ffn=1408, vocab=4096, batch=16, seq=256),
           'quick': dict(layers=2, channels=256, heads=4, ffn=512, vocab=512, batch=4, seq=128)}
-# Both compute the same halves of the batch, and give the same bits.
-SCHEDULES = {'plain': lambda batch: ['--micro-batch', batch // 2], 'interleaved': lambda batch: ['--micro-batch', batch, '--interleave']}
+# All compute the batch in the same passes of so many sequences, and give the same bits.
+SCHEDULES = {'plain': lambda sequences: ['--micro-batch', sequences],
+             'interleaved': lambda sequences: ['--micro-batch', 2 * sequences, '--interleave'],
+             'overlapped': lambda sequences: ['--micro-batch', 2 * sequences, '--interleave', '--overlap-batches']}
+PASSES = 4  # a step's
 # What a core does of each in a second, for the shares of ops in the timeline alone: the sum is scaled to the compute that was measured.
 SHARES = {'product': 100e9, 'attention_forward': 60e9, 'attention_backward': 60e9, 'memory': 10e9}
 
@@ -140,7 +143,7 @@ def scratch_folder():
 
 # ---- what is to be expected ------------------------------------------------------------------------------------------
 def flags_of(shape, p, T, schedule):
-    flags = [*SCHEDULES[schedule](shape['batch']), '--global-batch', shape['batch'], '--kv-heads', shape['heads'], '--tp', T, '--sync-factor', p, '--dtype', 'fp32']
+    flags = [*SCHEDULES[schedule](shape['batch'] // PASSES), '--kv-heads', shape['heads'], '--tp', T, '--sync-factor', p, '--dtype', 'fp32']
     for name in ('layers', 'channels', 'heads', 'ffn', 'vocab', 'seq'):
         flags += ['--' + name, shape[name]]
     return [str(f) for f in flags]
@@ -175,11 +178,9 @@ def timeline(calls, op_seconds, wire):
 
 
 def calls_of(shape, p, T, schedule):
-    """A step's. step_ops makes one of two micro-batches; a schedule that computes both halves of the batch at once makes four."""
-    calls = [c for part in step_calls(*flags_of(shape, p, T, schedule)) for c in part]
-    begins = [i for i, c in enumerate(calls) if c.get('op') == 'embedding_forward']
-    last = max(i for i, c in enumerate(calls) if c.get('op') == 'embedding_backward')
-    return calls if len(begins) == 2 else calls[:begins[2]] + calls[last + 1:]
+    """Ops, exchanges and waits of a step, in the order in which train_gpt.cu comes to them."""
+    micro_batches = PASSES if schedule == 'plain' else PASSES // 2
+    return [c for part in step_calls('--micro-batches', str(micro_batches), *flags_of(shape, p, T, schedule)) for c in part]
 
 
 def op_weight(c):
@@ -207,7 +208,7 @@ class Bench:
     def ours(self, p, schedule):
         """Steps after the first, which touches all memory for the first time; bytes of all."""
         log = f'{self.folder}/log'
-        command = [os.path.join(ROOT, 'train_gpt'), '--train', self.data, '--log', log, '--steps', self.o.steps + 1, '--threads', 1,
+        command = [os.path.join(ROOT, 'train_gpt'), '--train', self.data, '--log', log, '--global-batch', self.shape['batch'], '--steps', self.o.steps + 1, '--threads', 1,
                    *flags_of(self.shape, p, self.hosts.count, schedule), *self.o.flags]
         before = self.hosts.bytes_sent(0)
         done = subprocess.run(list(map(str, self.hosts.mpirun(command))), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -231,7 +232,7 @@ class Bench:
 
     def stack(self):
         """CPU seconds for each byte that a host sends and receives over the wire as it is now."""
-        rows = self.shape['batch'] * self.shape['seq'] // 2
+        rows = self.shape['batch'] * self.shape['seq'] // PASSES
         out = self.hosts.each(lambda host: [os.path.join(ROOT, 'build/bench_stack'), self.hosts.address(0) if host else '', rows, self.shape['channels'],
                                             self.shape['ffn'] // 2, self.o.stack_seconds] if host < 2 else ['true'])
         return statistics.mean(json.loads(o)['seconds_per_byte'] for o in out[:2])
@@ -241,7 +242,7 @@ def report(o, shape, bench):
     T = bench.hosts.count
     tokens = shape['batch'] * shape['seq']
     rows = []
-    print(f'{cpu_name()}, {os.cpu_count()} cores; {T} hosts of one thread; {o.model}: {shape}, fp32, two micro-batches of {shape["batch"] // 2}; steps {o.steps}', flush=True)
+    print(f'{cpu_name()}, {os.cpu_count()} cores; {T} hosts of one thread; {o.model}: {shape}, fp32, {PASSES} passes a step; {o.steps} steps', flush=True)
     for wire in o.wires:
         bench.hosts.set_rate(None)
         compute = bench.ours(0, 'plain')['busy']
@@ -291,6 +292,10 @@ def quick(o):
             expect(abs(sent / wire_bytes(shape, p, T) - 1) <= 0.03, f'T = {T}, p = {p}, {schedule}: train_gpt.cu starts exchanges of {sent} bytes, 2(T-1)/T times the payload is {wire_bytes(shape, p, T):.0f}')
     compute, never = 1.0, 1e18
     expect(abs(allowed(shape, 1, 2, 'plain', compute, never) - compute) <= 1e-6, 'no wire, no wait')
+    for schedule, before_backward in (('plain', 1), ('interleaved', 2), ('overlapped', 4)):
+        ops = [c['op'] for c in calls_of(shape, 1, 2, schedule) if 'op' in c]
+        begun = ops[:ops.index('embedding_backward')].count('embedding_forward')
+        expect(begun == before_backward, f'{schedule}: {begun} passes have begun when the first one ends, of {before_backward}')
     if subprocess.run(['ip', 'netns', 'add', f'wire{os.getpid()}'], stderr=subprocess.DEVNULL).returncode:
         print('no network namespaces here (they take root): the arithmetic only')
     else:
@@ -299,13 +304,13 @@ def quick(o):
         with scratch_folder() as folder, Hosts(2, folder) as hosts:
             bench, rate = Bench(o, shape, hosts, folder), 10e6
             hosts.set_rate(rate)
-            runs = {(p, s): bench.ours(p, s) for p, s in ((1, 'plain'), (1, 'interleaved'), (0.5, 'interleaved'))}
+            runs = {(p, s): bench.ours(p, s) for p, s in ((1, 'plain'), (1, 'interleaved'), (1, 'overlapped'), (0.5, 'overlapped'))}
             for (p, schedule), r in runs.items():
                 on_wire = wire_bytes(shape, p, 2) / rate
                 expect(abs(r['counter'] - 1) <= 0.03, f'p = {p}, {schedule}: the interface counted {r["counter"]:.4f} of our bytes')
                 expect(abs(r['bytes'] / wire_bytes(shape, p, 2) - 1) <= 0.03, f'p = {p}, {schedule}: {r["bytes"]} bytes sent, 2(T-1)/T times the payload is {wire_bytes(shape, p, 2):.0f}')
                 expect(r['seconds'] >= 0.9 * on_wire, f'p = {p}, {schedule}: {r["seconds"]:.3f} s a step, its bytes take the wire {on_wire:.3f}')
-            expect(runs[1, 'plain']['losses'] == runs[1, 'interleaved']['losses'], 'both schedules have the same losses')
+            expect(runs[1, 'plain']['losses'] == runs[1, 'interleaved']['losses'] == runs[1, 'overlapped']['losses'], 'all schedules have the same losses')
     print(f'{counts[True]} passed, {counts[False]} failed')
     return 1 if counts[False] else 0
 

@@ -3,8 +3,8 @@
 //   build/step_ops FLAG...          rank 0's calls with their arguments. Nothing is computed and no memory touched: any model, T and D
 //   build/step_ops --time FLAG...   makes the calls on one rank, random weights and tokens, and adds the seconds of each; then whole steps
 //
-// FLAG: ./train_gpt's; bf16 unless --dtype says otherwise. The step has two micro-batches, so that both kinds are there: the first writes
-// gradients, the second adds to them. Lines, one a call:
+// FLAG: ./train_gpt's; bf16 unless --dtype says otherwise. The step has two micro-batches (--micro-batches N: as many), so that both kinds are there: the
+// first writes gradients, the second adds to them. Lines, one a call:
 //   {"op": name, "flops": of its formula, "bytes": of its arrays, argument: value, ...}   an array by the type of its elements, "" where it is null; Blocks by Ck and wire
 //   {"start": id, "group": "tp" or "dp", "layers": whether a partial channel reduce, "bytes": that this rank sends, "blocking": bool}
 //   {"wait": id}
@@ -184,13 +184,16 @@ int main(int argc, char** argv) {
         std::vector<char*> flags(argv, argv + argc);
         const auto time = std::find_if(flags.begin(), flags.end(), [](const char* flag) { return std::string("--time") == flag; });
         if (time != flags.end()) { flags.erase(time), traced::make_calls = true; }
+        i64 micro_batches = 2;
+        const auto count = std::find_if(flags.begin(), flags.end(), [](const char* flag) { return std::string("--micro-batches") == flag; });
+        if (flags.end() - count > 1) { micro_batches = std::max(atoll(count[1]), 1LL), flags.erase(count, count + 2); }
         std::string dry = "--dry-run";
         flags.push_back(dry.data());
         Options o;
         if (!parse_options((int)flags.size(), flags.data(), true, o)) { return EXIT_OK; }
         if (traced::make_calls && (o.tp > 1 || o.dp > 1)) { usage_error("--time is for one rank: there are --tp %d and --dp %d", o.tp, o.dp); }
         o.dp = std::max(o.dp, 1);
-        o.global_batch = 2 * o.micro_batch * o.dp;
+        o.global_batch = micro_batches * o.micro_batch * o.dp;
         if (o.dtype == "auto") { o.dtype = "bf16"; }
         return trace(o);
     } catch (const std::exception& error) {

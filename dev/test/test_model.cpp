@@ -15,7 +15,7 @@ struct Case {
     i64 B = 2, G = 2, S = 9;
     std::string private_scale = "forward", dtype = "fp32", reduce = "auto", grad = "fp32";
     i64 heads = 4, kv = 4, V = 37, C = 24, F = 32;
-    bool interleave = false;
+    bool interleave = false, overlap_batches = false;
 };
 
 Options options_of(const Case& c) {
@@ -26,6 +26,7 @@ Options options_of(const Case& c) {
     o.arch = c.gpt ? "gpt" : "llama", o.positions = c.rotary ? "rotary" : "learned";
     o.tp = c.T, o.dp = c.D, o.zero = c.zero, o.recompute = c.recompute, o.sync_factor = c.p, o.private_scale = c.private_scale;
     o.micro_batch = c.B, o.global_batch = c.G, o.seq = c.S, o.dtype = c.dtype, o.reduce_dtype = c.reduce, o.grad_dtype = c.grad, o.threads = c.threads * c.T * c.D, o.interleave = c.interleave;
+    o.overlap_batches = c.overlap_batches;
     o.lr = 3e-3, o.min_lr = 3e-4, o.warmup = 0, o.schedule = "constant", o.eps = 1e-8, o.steps = 100;
     finish_model(o.shape);
     check_split(o.shape, o.tp, o.sync_factor);
@@ -94,7 +95,7 @@ Whole whole_gradients(const Case& c) {
         for (i64 m = 0; m < local / c.B; m++) {
             t.upload(t.acts[0], windows.data() + (t.ranks.dp->rank * local + m * c.B) * (c.S + 1), c.B);
             complete(t.loss_and_gradients(t.acts[0], m == 0 ? GradMode::WRITE : GradMode::ADD, false), *t.ranks.tp);
-            t.add_losses(loss);
+            loss += t.sum_of_losses(t.acts[0]);
         }
         t.model.complete_tied_gradient();
         loss = t.sum_over_dp(loss) / (double)(c.G * c.S);
@@ -225,9 +226,7 @@ TEST(Model, GradientsEqualFiniteDifferences) {
                     auto loss = [&](GradMode mode, bool gradient) {
                         complete(t.model.forward(t.acts[0], c.B, c.S, 0), *t.ranks.tp);
                         complete(t.model.head(t.acts[0], N, (float)(1.0 / (double)N), mode, gradient), *t.ranks.tp);
-                        double sum = 0;
-                        t.add_losses(sum);
-                        return sum / (double)N;
+                        return t.sum_of_losses(t.acts[0]) / (double)N;
                     };
                     loss(GradMode::WRITE, true);
                     complete(t.model.backward(t.acts[0], c.B, c.S, GradMode::WRITE), *t.ranks.tp);
@@ -315,15 +314,22 @@ TEST(Model, AccumulationDataParallelAndZeroEqualTheBigBatch) {
     }
 }
 
-// --interleave: the same sums, in the same order, as from halves that come one after the other.
-TEST(Model, InterleavedHalvesEqualTheSameHalvesInTurn) {
+// --interleave, --overlap-batches: the same sums, in the same order, as from passes that come one after the other.
+TEST(Model, PassesAtOnceEqualTheSamePassesInTurn) {
     const auto compare = [](Case c, auto type) {
         using X = decltype(type);
-        c.B = 2, c.G = 8, c.interleave = false;
-        const Result in_turn = train_steps<X>(c, 5);
-        c.B = 4, c.interleave = true;
-        EXPECT_TRUE(in_turn == train_steps<X>(c, 5)) << name_of(c);
-        EXPECT_TRUE(std::isfinite(in_turn.losses[4])) << name_of(c);
+        for (i64 G : {4 * c.D, 12}) {  // one, and several micro-batches of each rank
+            c.B = 2, c.G = G, c.interleave = c.overlap_batches = false;
+            const Result in_turn = train_steps<X>(c, 2);
+            EXPECT_TRUE(std::isfinite(in_turn.losses[1])) << name_of(c);
+            c.overlap_batches = true;
+            EXPECT_TRUE(in_turn == train_steps<X>(c, 2)) << name_of(c) << " batches overlapped";
+            if (G / c.D % 4 != 0) { continue; }
+            c.B = 4, c.interleave = true;
+            EXPECT_TRUE(in_turn == train_steps<X>(c, 2)) << name_of(c) << " both";
+            c.overlap_batches = false;
+            EXPECT_TRUE(in_turn == train_steps<X>(c, 2)) << name_of(c) << " halves interleaved";
+        }
     };
     for (Case c : architectures()) {
         for (int T : {1, 2, 4}) {
@@ -639,9 +645,7 @@ TEST(Model, PaddedValidationWindowsHaveNoLoss) {
         auto loss = [&](i64 valid) {
             t.upload(t.acts[0], windows.data(), valid);
             complete(t.loss(t.acts[0]), *t.ranks.tp);
-            double sum = 0;
-            t.add_losses(sum);
-            return sum;
+            return t.sum_of_losses(t.acts[0]);
         };
         const double one = loss(1), three = loss(3);
         const auto each = host(t.acts[0].losses, 27, t.run);
