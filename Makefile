@@ -66,12 +66,12 @@ train_gpt: $(BUILD)/train_gpt.o $(OBJECTS)
 test_gpt: $(BUILD)/test_gpt.o $(OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash
 tokenize: $(BUILD)/tokenize.o $(DATA_OBJECTS)
-	$(CXX) $(LDFLAGS) $^ -o $@ -lsentencepiece_train -lsentencepiece -lxxhash -lsimdjson -lz -lzstd
+	$(CXX) $(LDFLAGS) $^ -o $@ -lsentencepiece_train -lsentencepiece -lxxhash -lsimdjson -lisal -lzstd
 
 # Unit tests (GoogleTest). test_comm and test_launch have modes of their own for runs under mpirun, so each is a program.
 UNIT_TESTS := $(addprefix $(BUILD)/,unit_tests test_comm test_launch)
 $(BUILD)/unit_tests: $(patsubst %,$(BUILD)/test_%.o,model ops attention data documents token_file megatron loader tokenizer init checkpoint profile safetensors huggingface) $(OBJECTS)
-	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece_train -lsentencepiece -lxxhash -lsimdjson -lz -lzstd -lgtest -lgtest_main
+	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece_train -lsentencepiece -lxxhash -lsimdjson -lisal -lzstd -lz -lgtest -lgtest_main
 $(BUILD)/test_comm $(BUILD)/test_launch: %: %.o $(OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash -lgtest
 # Those that run ranks as threads: what the thread sanitizer watches.
@@ -95,13 +95,13 @@ $(BUILD)/step_ops: $(BUILD)/step_ops.o $(OBJECTS)
 fuzz:
 	dev/fuzz/run.sh 0
 $(BUILD)/fuzz: $(BUILD)/fuzz.o $(DATA_OBJECTS)
-	$(CXX) $(LDFLAGS) $^ -o $@ -lsentencepiece_train -lsentencepiece -lxxhash -lsimdjson -lz -lzstd
+	$(CXX) $(LDFLAGS) $^ -o $@ -lsentencepiece_train -lsentencepiece -lxxhash -lsimdjson -lisal -lzstd
 bench_loader: $(BUILD)/bench_loader
 $(BUILD)/bench_loader: $(BUILD)/bench_loader.o $(BUILD)/token_file.o $(BUILD)/megatron.o
 	$(CXX) $(LDFLAGS) $^ -o $@ -lxxhash
 
 $(BUILD)/bench_parse: $(BUILD)/bench_parse.o $(DATA_OBJECTS)
-	$(CXX) $(LDFLAGS) $^ -o $@ -lsentencepiece -lxxhash -lsimdjson -lz -lzstd
+	$(CXX) $(LDFLAGS) $^ -o $@ -lsentencepiece -lxxhash -lsimdjson -lisal -lzstd
 
 # The kernels by g++ and the emulator: ops and its own tests with -include simt.h; the tests of the kernels are host code.
 CUDA ?= /usr/local/cuda

@@ -31,7 +31,7 @@ struct InputPosition {
 };
 
 struct RawDocument {
-    std::string bytes;
+    size_t begin = 0, size = 0;  // in the text that it was read into
     const InputFile* file = nullptr;
     i64 line = 0;     // where it begins, from 1
     i64 ordinal = 0;  // among all documents of all inputs, broken ones included: skipping one must not move the others
@@ -40,6 +40,8 @@ struct RawDocument {
     std::optional<InputProblem> broken;   // no document, but this
     std::vector<ProblemReport> problems;  // found while reading
     InputPosition after;
+
+    std::string_view in(const std::string& text) const { return std::string_view(text).substr(begin, size); }
 };
 
 // A document is held in memory as a whole, with its text and its ids.
@@ -131,15 +133,18 @@ public:
     // Bytes of the files that are used up, as they lie there; for progress, from any thread.
     i64 packed_done() const { return packed_done_; }
 
-    // False at the end of the last file.
-    bool next(RawDocument& doc) {
+    // The next document, whose bytes are appended to `text`; behind them is room for LINE_PADDING. False at the end of the last file.
+    bool next(RawDocument& doc, std::string& text) {
         while (position_.file < (i64)files_.size()) {
             doc = {};
+            doc.begin = text.size();
             doc.file = &files_[position_.file];
             doc.ordinal = position_.ordinal;
             if (!lines_) { open_file(doc); }
             doc.json = json_;
-            bool found = !doc.broken && read_document(doc);
+            bool found = !doc.broken && read_document(doc, text);
+            doc.size = text.size() - doc.begin;
+            if (text.capacity() < text.size() + LINE_PADDING) { text.reserve(text.size() + LINE_PADDING); }
             if (found) {
                 position_.ordinal++;
                 position_.offset = lines_->offset();
@@ -208,27 +213,28 @@ private:
         return options_.doc_separator == "blank-lines" ? line.empty() : line == options_.doc_separator;
     }
 
-    bool read_document(RawDocument& doc) {
+    bool read_document(RawDocument& doc, std::string& text) {
         while (true) {
-            const size_t before = doc.bytes.size();
-            if (before == 0) { doc.line = lines_->lines() + 1; }
-            const LineReader::Line found = lines_->read_line(doc.bytes, MAX_DOCUMENT_BYTES);
-            if (found == LineReader::Line::none) { return before > 0; }
+            const size_t before = text.size();
+            const bool is_first = before == doc.begin;
+            if (is_first) { doc.line = lines_->lines() + 1; }
+            const LineReader::Line found = lines_->read_line(text, doc.begin + MAX_DOCUMENT_BYTES);
+            if (found == LineReader::Line::none) { return !is_first; }
             if (found == LineReader::Line::too_long) {
-                doc.bytes = {};
+                text.resize(doc.begin);
                 doc.broken = {Problem::too_long, format("a %s of more than %zu MiB; skipped%s", json_ ? "line" : "document",
                                                         MAX_DOCUMENT_BYTES >> 20, json_ ? "" : " (--split-documents cuts it)")};
                 if (!json_ && options_.split_bytes == 0) { pass_to_separator(); }
                 return true;
             }
-            const std::string_view line = std::string_view(doc.bytes).substr(before);
+            const std::string_view line = std::string_view(text).substr(before);
             if (json_) {
                 if (line.find_first_not_of(" \t\r\n") != std::string_view::npos) { return true; }
-                doc.bytes.clear();  // a blank line between records means nothing
+                text.resize(doc.begin);  // a blank line between records means nothing
             } else if (is_separator(line)) {
-                doc.bytes.resize(before);
-                if (before > 0) { return true; }
-            } else if (options_.split_bytes > 0 && (i64)doc.bytes.size() >= options_.split_bytes) {
+                text.resize(before);
+                if (!is_first) { return true; }
+            } else if (options_.split_bytes > 0 && (i64)(text.size() - doc.begin) >= options_.split_bytes) {
                 return true;
             }
         }
@@ -258,7 +264,7 @@ private:
 // Documents as text
 
 struct Document {
-    std::string_view text;  // into the raw document or into the parser, until the next one
+    std::string_view text;  // into the raw document or into the parsers, until the next one
     bool skipped = false;
     std::string_view dropped;  // not empty: the filter's reason
     std::vector<ProblemReport> problems;
@@ -296,6 +302,7 @@ inline i64 repair_lone_surrogates(std::string& json) {
 // One for each thread: it keeps its memory, and a document's text lies in it.
 struct Parsers {
     simdjson::ondemand::parser documents, signals;
+    std::string repaired;
 };
 
 // Is a value that nobody asked for JSON? simdjson passes over it with a look at its brackets only. That what looks like a string is UTF-8 and
@@ -398,17 +405,17 @@ struct Extracted {
     Fields fields;
     bool has_raw_content = false;
 };
-inline Extracted extract_text(std::string& line, const std::string& key, const Filter& filter, simdjson::ondemand::parser& parser) {
+// LINE_PADDING bytes behind the line are there to be read, whatever they are.
+inline Extracted extract_text(std::string_view line, const std::string& key, const Filter& filter, simdjson::ondemand::parser& parser) {
     static_assert(LINE_PADDING >= simdjson::SIMDJSON_PADDING);
-    line.reserve(line.size() + simdjson::SIMDJSON_PADDING);
     Extracted out = {Problem::bad_json, {}, {}, false};
     simdjson::ondemand::document doc;
     simdjson::ondemand::object object;
-    if (parser.iterate(simdjson::padded_string_view(line.data(), line.size(), line.capacity())).get(doc)) { return out; }
+    if (parser.iterate(simdjson::padded_string_view(line.data(), line.size(), line.size() + LINE_PADDING)).get(doc)) { return out; }
     if (doc.get_object().get(object)) { return out; }
     bool found = false, is_string = false;
     const auto is_whole = [&](simdjson::ondemand::value value) {
-        return JsonChecker(std::string_view(line).substr(value.raw_json_token().data() - line.data())).field_value();
+        return JsonChecker(line.substr(value.raw_json_token().data() - line.data())).field_value();
     };
     // To the end of the object, not only to the key: a line that is cut after it is broken all the same.
     for (auto field : object) {
@@ -454,7 +461,8 @@ bool repair_json(std::string& line, Report report) {
     return repaired || halves > 0;
 }
 
-inline Document parse_document(RawDocument& raw, const ReadOptions& options, const Filter& filter, Parsers& parsers) {
+// `bytes`: those of raw, with LINE_PADDING behind them.
+inline Document parse_document(RawDocument& raw, std::string_view bytes, const ReadOptions& options, const Filter& filter, Parsers& parsers) {
     Document doc;
     doc.problems = std::move(raw.problems);
     auto report = [&](Problem problem, const std::string& what) {
@@ -470,11 +478,14 @@ inline Document parse_document(RawDocument& raw, const ReadOptions& options, con
     }
     Fields fields, signals;
     if (raw.json) {
-        Extracted found = extract_text(raw.bytes, options.text_key, filter, parsers.documents);
+        Extracted found = extract_text(bytes, options.text_key, filter, parsers.documents);
         // simdjson refuses bytes that are not UTF-8, and most halves; this version of it lets some halves through. Whole documents, nearly
         // all, need no search for either.
         const bool odd = found.problem == Problem::bad_json || !simdjson::validate_utf8(found.text.data(), found.text.size());
-        if (odd && repair_json(raw.bytes, report)) { found = extract_text(raw.bytes, options.text_key, filter, parsers.documents); }
+        if (odd && repair_json(parsers.repaired.assign(bytes), report)) {
+            parsers.repaired.reserve(parsers.repaired.size() + LINE_PADDING);
+            found = extract_text(parsers.repaired, options.text_key, filter, parsers.documents);
+        }
         doc.text = found.text;
         fields = std::move(found.fields);
         if (found.problem == Problem::bad_json) { report(Problem::bad_json, "not a whole JSON object; skipped"); }
@@ -487,8 +498,9 @@ inline Document parse_document(RawDocument& raw, const ReadOptions& options, con
             report(Problem::text_not_string, "the value of '" + options.text_key + "' is not a string; skipped");
         }
     } else {
-        if (!simdjson::validate_utf8(raw.bytes.data(), raw.bytes.size())) { repair_bytes(raw.bytes, report); }
-        doc.text = raw.bytes;
+        const bool valid = simdjson::validate_utf8(bytes.data(), bytes.size());
+        if (!valid) { repair_bytes(parsers.repaired.assign(bytes), report); }
+        doc.text = valid ? bytes : parsers.repaired;
     }
     if (!raw.signals.empty() && !read_signals(raw.signals, filter, parsers.signals, signals)) {
         report(Problem::bad_signals, "its signals are not a whole JSON object; none are used");

@@ -1,14 +1,15 @@
 // input_stream.h: the bytes of a file or of standard input, unpacked if its first bytes are gzip's or zstd's; from any offset on.
 #pragma once
 
+#include <isa-l/igzip_lib.h>
 #include <poll.h>
 #include <signal.h>
 #include <xxhash.h>
-#include <zlib.h>
 #include <zstd.h>
 #include <zstd_errors.h>
 
 #include <algorithm>
+#include <memory>
 
 #include "data/problems.h"
 
@@ -42,12 +43,12 @@ class InputStream {
 public:
     explicit InputStream(const InputFile& file)
         : file_(file.path == "-" ? "/dev/stdin" : file.path, "rbe"), path_(file_.path()), fd_(fileno(file_.handle())), size_(file.size) {
+        packed_.resize(START_BYTES);
         packed_end_ = read_file(packed_.data(), START_BYTES, START_BYTES);
         const std::string_view start(packed_.data(), packed_end_);
         start_hash_ = XXH3_64bits(start.data(), start.size());
         kind_ = start.starts_with("\x1f\x8b") ? Kind::gzip : start.starts_with("\x28\xb5\x2f\xfd") ? Kind::zstd : Kind::plain;
-        constexpr int WINDOW_BITS_GZIP = 15 + 16;
-        if (kind_ == Kind::gzip) { check(inflateInit2(&gzip_, WINDOW_BITS_GZIP) == Z_OK, "zlib cannot start"); }
+        if (kind_ != Kind::plain) { packed_.resize(PACKED_BYTES); }
         if (kind_ == Kind::zstd) {
             zstd_ = ZSTD_createDStream();
             ZSTD_DCtx_setParameter(zstd_, ZSTD_d_windowLogMax, ZSTD_WINDOW_LOG);
@@ -55,10 +56,7 @@ public:
     }
     InputStream(const InputStream&) = delete;
     InputStream& operator=(const InputStream&) = delete;
-    ~InputStream() {
-        if (kind_ == Kind::gzip) { inflateEnd(&gzip_); }
-        ZSTD_freeDStream(zstd_);
-    }
+    ~InputStream() { ZSTD_freeDStream(zstd_); }
 
     // Of the first bytes as they lie in the file: tells two inputs of one name and size apart.
     uint64_t start_hash() const { return start_hash_; }
@@ -80,7 +78,7 @@ public:
                     got = take_packed(out, bytes);
                     break;
                 case Kind::gzip:
-                    got = at_end ? 0 : read_gzip(out, bytes);
+                    got = at_end && at_frame_end_ ? 0 : read_gzip(out, bytes);  // some may be left in the library
                     break;
                 case Kind::zstd:
                     got = read_zstd(out, bytes);
@@ -118,9 +116,10 @@ public:
 private:
     enum class Kind { plain, gzip, zstd };
 
-    static constexpr size_t START_BYTES = 64 << 10;
+    static constexpr size_t START_BYTES = 64 << 10, PACKED_BYTES = 256 << 10;
     // What `zstd --long` makes by default has 2^27; its --long=31 would take 2 GiB to unpack.
     static constexpr int ZSTD_WINDOW_LOG = 29;
+    static constexpr size_t ZSTD_FRAME_START = 5;  // bytes that tell how many the frame's header has
 
     // A pipe may keep us waiting for ever: look up for a signal.
     void wait_for_input() const {
@@ -175,24 +174,46 @@ private:
         if (at_frame_end_) {
             while (packed_begin_ < packed_end_ && packed_[packed_begin_] == 0) { packed_begin_++; }  // tapes pad with zeros, as gzip knows
             if (packed_begin_ == packed_end_) { return 0; }
-            inflateReset(&gzip_);  // the next member of a file that was packed in parts
+            if (packed_[packed_begin_] != '\x1f') {
+                broken_ = broken_data("gzip", gzip_reason(ISAL_INVALID_WRAPPER), false);
+                return 0;
+            }
+            isal_inflate_init(gzip_.get());  // the next member of a file that was packed in parts
+            gzip_->crc_flag = ISAL_GZIP;
         }
-        gzip_.next_in = (Bytef*)packed_.data() + packed_begin_;
-        gzip_.avail_in = packed_end_ - packed_begin_;
-        gzip_.next_out = (Bytef*)out;
-        gzip_.avail_out = bytes;
-        const int status = inflate(&gzip_, Z_NO_FLUSH);
-        packed_begin_ = packed_end_ - gzip_.avail_in;
-        at_frame_end_ = status == Z_STREAM_END;
-        if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR) {
-            const std::string_view reason = gzip_.msg ? gzip_.msg : "?";
-            const bool all_read = reason == "incorrect data check" || reason == "incorrect length check";
-            broken_ = broken_data("gzip", std::string(reason), all_read);
-        }
-        return bytes - gzip_.avail_out;
+        gzip_->next_in = (uint8_t*)packed_.data() + packed_begin_;
+        gzip_->avail_in = packed_end_ - packed_begin_;
+        gzip_->next_out = (uint8_t*)out;
+        gzip_->avail_out = bytes;
+        const int status = isal_inflate(gzip_.get());
+        packed_begin_ = packed_end_ - gzip_->avail_in;
+        at_frame_end_ = gzip_->block_state == ISAL_BLOCK_FINISH;
+        if (status != ISAL_DECOMP_OK) { broken_ = broken_data("gzip", gzip_reason(status), status == ISAL_INCORRECT_CHECKSUM); }
+        return bytes - gzip_->avail_out;
     }
+    static const char* gzip_reason(int status) {
+        switch (status) {
+            case ISAL_INVALID_BLOCK:
+                return "invalid block";
+            case ISAL_INVALID_SYMBOL:
+                return "invalid symbol";
+            case ISAL_INVALID_LOOKBACK:
+                return "invalid distance too far back";
+            case ISAL_INVALID_WRAPPER:
+                return "incorrect header";
+            case ISAL_UNSUPPORTED_METHOD:
+                return "unknown compression method";
+            case ISAL_INCORRECT_CHECKSUM:
+                return "incorrect checksum or length";
+            default:
+                return "?";
+        }
+    }
+    // Of a call that fails, libzstd does not tell how much text it has written. So it gets a block at a time, and the checksum when the text
+    // is out.
     size_t read_zstd(char* out, size_t bytes) {
-        ZSTD_inBuffer in = {packed_.data(), packed_end_, packed_begin_};
+        const size_t wanted = zstd_may_hold_text_ ? 0 : zstd_wants_;
+        ZSTD_inBuffer in = {packed_.data(), std::min(packed_end_, packed_begin_ + wanted), packed_begin_};
         ZSTD_outBuffer to = {out, bytes, 0};
         const size_t status = ZSTD_decompressStream(zstd_, &to, &in);  // goes on to the next frame by itself
         check(ZSTD_getErrorCode(status) != ZSTD_error_frameParameter_windowTooLarge,
@@ -204,6 +225,8 @@ private:
             broken_ = broken_data("zstd", ZSTD_getErrorName(status), ZSTD_getErrorCode(status) == ZSTD_error_checksum_wrong);
         }
         if (in.pos > packed_begin_ || to.pos > 0) { at_frame_end_ = status == 0; }
+        zstd_wants_ = status == 0 ? ZSTD_FRAME_START : status;
+        zstd_may_hold_text_ = to.pos == bytes;
         packed_begin_ = in.pos;
         return to.pos;
     }
@@ -214,10 +237,12 @@ private:
     i64 size_, file_at_ = 0;  // file_at_: bytes taken from the file
     uint64_t start_hash_ = 0;
     Kind kind_;
-    std::vector<char> packed_ = std::vector<char>(1 << 20);
+    std::vector<char> packed_;
     size_t packed_begin_ = 0, packed_end_ = 0;
     bool at_frame_end_ = true;
-    z_stream gzip_ = {};
+    std::unique_ptr<inflate_state> gzip_ = std::make_unique<inflate_state>();
     ZSTD_DStream* zstd_ = nullptr;
+    size_t zstd_wants_ = ZSTD_FRAME_START;
+    bool zstd_may_hold_text_ = false;
     std::optional<InputProblem> broken_, ended_oddly_;  // the packed data is; the file did
 };

@@ -59,7 +59,7 @@ private:
     }
 
     InputStream stream_;
-    std::vector<char> buffer_ = std::vector<char>(1 << 20);
+    std::vector<char> buffer_ = std::vector<char>(64 << 10);  // what is read into it is still in the core's cache when lines are copied out
     size_t begin_ = 0, end_ = 0;
     i64 buffer_offset_ = 0, lines_ = 0;  // of the buffer's start
 };

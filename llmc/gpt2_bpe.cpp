@@ -111,7 +111,7 @@ public:
     }
 
 protected:
-    std::vector<int32_t> encode_text(std::string_view text) const override {
+    void encode_text(std::string_view text, std::vector<int32_t>& ids) const override {
         std::string repaired;
         if (utf8_prefix(text) != text.size()) {
             repaired = text;
@@ -119,14 +119,12 @@ protected:
             text = repaired;
         }
         const auto scratch = scratches_.take();
-        std::vector<int32_t> ids;
-        ids.reserve(text.size() / 4 + 8);
+        ids.reserve(ids.size() + text.size() / 4 + 8);
         while (!text.empty()) {
             const size_t end = gpt2_word(text);
             encode_word(text.substr(0, end), *scratch, ids);
             text.remove_prefix(end);
         }
-        return ids;
     }
 
 private:

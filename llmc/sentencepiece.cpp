@@ -37,10 +37,13 @@ public:
     }
 
 protected:
-    std::vector<int32_t> encode_text(std::string_view text) const override {
-        if (bpe_) { return bpe_->encode(text); }
-        if (unigram_ && text.size() > MOST_FOR_LIBRARY) { return unigram_->encode(text); }
-        std::vector<int32_t> ids;
+    void encode_text(std::string_view text, std::vector<int32_t>& ids) const override {
+        if (bpe_) { return bpe_->encode(text, ids); }
+        if (unigram_ && text.size() > MOST_FOR_LIBRARY) {
+            const std::vector<int32_t> all = unigram_->encode(text);
+            ids.insert(ids.end(), all.begin(), all.end());
+            return;
+        }
         // A part ends before a space, which the library puts before the next text by itself; or where there is none in reach, before a
         // character, and the next text goes on without one.
         const sentencepiece::SentencePieceProcessor* processor = &processor_;
@@ -49,9 +52,8 @@ protected:
             const size_t end = part_end(text);
             const auto status = processor->Encode(absl::string_view(text.data(), end), &more);
             check(status.ok(), "SentencePiece cannot encode a text of %zu bytes: %s", end, sentencepiece_reason(status.message()).c_str());
-            if (end == text.size() && ids.empty()) { return more; }
             ids.insert(ids.end(), more.begin(), more.end());
-            if (end == text.size()) { return ids; }
+            if (end == text.size()) { return; }
             const bool space_given = text[end] == ' ' && end + 1 < text.size() && adds_space;
             text.remove_prefix(end + space_given);
             processor = space_given || !can_go_on_ ? &processor_ : &going_on_;

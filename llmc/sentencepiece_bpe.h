@@ -65,24 +65,24 @@ public:
         }
     }
 
-    std::vector<int32_t> encode(std::string_view text) const {
-        std::vector<int32_t> ids;
-        if (text.empty()) { return ids; }
+    // Appends the ids of a text.
+    void encode(std::string_view text, std::vector<int32_t>& ids) const {
+        if (text.empty()) { return; }
         std::string room;
         text = cleaned(text, room);
         const auto scratch = scratches_.take();
-        ids.reserve(text.size() / 4 + 8);
+        const size_t first = ids.size();
+        ids.reserve(first + text.size() / 4 + 8);
         size_t at = 0;
         if (adds_space_) {
             at = joins(' ', first_character(text).code) ? segment_end(text, 0) : 0;
-            encode_segment(" " + std::string(text.substr(0, at)), *scratch, ids);
+            encode_segment(" " + std::string(text.substr(0, at)), *scratch, ids, first);
         }
         while (at < text.size()) {
             const size_t end = segment_end(text, at);
-            encode_segment(text.substr(at, end - at), *scratch, ids);
+            encode_segment(text.substr(at, end - at), *scratch, ids, first);
             at = end;
         }
-        return ids;
     }
 
 private:
@@ -123,32 +123,33 @@ private:
         return at;
     }
 
-    void encode_segment(std::string_view segment, Scratch& scratch, std::vector<int32_t>& ids) const {
-        const auto encode = [&](std::vector<int32_t>& ids) { encode_anew(segment, scratch.bpe, ids); };
+    // Appends the ids of a segment to those of its text, which begin at `first`.
+    void encode_segment(std::string_view segment, Scratch& scratch, std::vector<int32_t>& ids, size_t first) const {
         if (segment.size() <= SegmentCache::MAX_BYTES) {
-            append(scratch.cache.ids_of(segment, encode), ids);
+            const auto encode = [&](std::vector<int32_t>& alone) { encode_anew(segment, scratch.bpe, alone, 0); };
+            append(scratch.cache.ids_of(segment, encode), ids, first);
         } else {
-            encode(ids);
+            encode_anew(segment, scratch.bpe, ids, first);
         }
     }
 
-    // Appends the ids of a segment. Nothing large is held beside them.
-    void encode_anew(std::string_view segment, Bpe::Scratch& scratch, std::vector<int32_t>& ids) const {
+    // Nothing large is held beside the ids.
+    void encode_anew(std::string_view segment, Bpe::Scratch& scratch, std::vector<int32_t>& ids, size_t first) const {
         const Character c = first_character(segment);
-        if (c.bytes == segment.size() && symbol_of(c.code) == NO_SYMBOL) { return append_unknown(segment, ids); }
+        if (c.bytes == segment.size() && symbol_of(c.code) == NO_SYMBOL) { return append_unknown(segment, ids, first); }
         const auto unit_at = [this](std::string_view rest) {
             const Character c = first_character(rest);
             return Bpe::Unit{symbol_of(c.code), c.bytes};
         };
-        const size_t first = ids.size();
+        const size_t begin = ids.size();
         bpe_.encode(segment, unit_at, scratch, ids);
         const auto is_character = [this](int32_t symbol) { return symbol >= vocab_; };
-        if (std::none_of(ids.begin() + first, ids.end(), is_character)) { return; }
-        const std::vector<int32_t> symbols(ids.begin() + first, ids.end());
-        ids.resize(first);
+        if (std::none_of(ids.begin() + begin, ids.end(), is_character)) { return; }
+        const std::vector<int32_t> symbols(ids.begin() + begin, ids.end());
+        ids.resize(begin);
         for (const int32_t symbol : symbols) {
             if (is_character(symbol)) {
-                append_unknown(characters_[symbol - vocab_], ids);
+                append_unknown(characters_[symbol - vocab_], ids, first);
             } else {
                 ids.push_back(symbol);
             }
@@ -156,12 +157,12 @@ private:
     }
 
     // A run of unknown characters is one unknown id.
-    void append(std::span<const int32_t> more, std::vector<int32_t>& ids) const {
-        const bool goes_on = more[0] == unknown_id_ && !ids.empty() && ids.back() == unknown_id_;
+    void append(std::span<const int32_t> more, std::vector<int32_t>& ids, size_t first) const {
+        const bool goes_on = more[0] == unknown_id_ && ids.size() > first && ids.back() == unknown_id_;
         ids.insert(ids.end(), more.begin() + goes_on, more.end());
     }
-    void append_unknown(std::string_view character, std::vector<int32_t>& ids) const {
-        if (!byte_fallback_) { return append({&unknown_id_, 1}, ids); }
+    void append_unknown(std::string_view character, std::vector<int32_t>& ids, size_t first) const {
+        if (!byte_fallback_) { return append({&unknown_id_, 1}, ids, first); }
         for (const unsigned char byte : character == " " ? std::string_view(SENTENCEPIECE_SPACE) : character) {
             ids.push_back(byte_ids_[byte]);
         }

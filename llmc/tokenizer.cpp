@@ -8,12 +8,12 @@
 #include "llmc/gpt2_bpe.h"
 #include "llmc/sentencepiece.h"
 
-std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+void Tokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const {
     constexpr size_t LARGE = 4 << 20;
     static std::mutex one_large_text;
     std::unique_lock lock(one_large_text, std::defer_lock);
     if (text.size() > LARGE) { lock.lock(); }
-    return encode_text(text);
+    encode_text(text, ids);
 }
 
 namespace {

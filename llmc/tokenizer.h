@@ -92,7 +92,12 @@ struct Tokenizer {
 
     // Plain text only: "<s>" gives the ids of three characters. BOS and EOS are for the caller to add. Safe from several threads; texts of
     // many MiB wait for one another, so that a few hundred MiB are enough for all. Bytes that are not UTF-8 count as U+FFFD each.
-    std::vector<int32_t> encode(std::string_view text) const;
+    std::vector<int32_t> encode(std::string_view text) const {
+        std::vector<int32_t> ids;
+        encode(text, ids);
+        return ids;
+    }
+    void encode(std::string_view text, std::vector<int32_t>& ids) const;  // appends them
     std::string decode(const std::vector<int32_t>& ids) const;
 
     i64 vocab_size() const { return pieces.size(); }
@@ -111,7 +116,7 @@ struct Tokenizer {
     size_t whole_text_bytes = SIZE_MAX;             // longer texts are encoded in parts, cut at a space, as if each were a text of its own
 
 protected:
-    virtual std::vector<int32_t> encode_text(std::string_view text) const = 0;
+    virtual void encode_text(std::string_view text, std::vector<int32_t>& ids) const = 0;
 };
 
 // A SentencePiece model, or GPT-2's two files by the name of either, or a folder that holds one of these. Tells by the content what a file

@@ -18,7 +18,7 @@ nlohmann-json3-dev  header nlohmann/json.hpp              logs, checkpoint indic
 libcli11-dev        header CLI/CLI.hpp                    command lines
 libsimdjson-dev     header simdjson.h                     reads JSON Lines in ./tokenize
 libzstd-dev         header zstd.h                         reads .zst in ./tokenize
-zlib1g-dev          header zlib.h                         reads .gz in ./tokenize
+libisal-dev         header isa-l/igzip_lib.h              reads .gz in ./tokenize
 '
 DEMO='
 bible-kjv           command bible                         English text to train on
@@ -26,6 +26,7 @@ python3-matplotlib  python matplotlib                     draws the loss curves
 '
 TEST='
 libgtest-dev        header gtest/gtest.h                  unit tests
+zlib1g-dev          header zlib.h                         unit tests: packs what ./tokenize unpacks
 python3             command python3                       end-to-end tests
 python3-matplotlib  python matplotlib                     the test of the loss curves
 bible-kjv           command bible                         the test of data/sets/debian_texts.sh

@@ -1,7 +1,11 @@
 // bench_parse.cpp: what reading, unpacking and parsing add to tokenizing: wall time from the files to all ids, over wall time from the same
 // texts, in memory, to all ids, minus one. Both on the same number of threads, neither writes anything.
 //
-//   build/bench_parse TOKENIZER THREADS INPUT...      a line for each input: its name, and what is added in wall and in processor time
+//   build/bench_parse TOKENIZER THREADS INPUT...      all inputs hold the same texts; some 100 MB are enough
+//
+// The two run in turn, many short rounds, each a ratio: what other programs of the machine do falls on both. A line for each input: what is
+// added, the median of the rounds and its quartiles; the same of processor time; and what the library alone takes to unpack the file, from
+// memory to memory, on one core, as a share of the wall time from texts.
 #include <sys/resource.h>
 
 #include <chrono>
@@ -9,6 +13,8 @@
 #include "data/pipeline.h"
 
 namespace {
+
+constexpr int ROUNDS = 15;
 
 struct Cost {
     double wall, cpu;  // seconds
@@ -24,6 +30,10 @@ Cost cost_of(Function function) {
     const double cpu_before = cpu();
     function();
     return {std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), cpu() - cpu_before};
+}
+double quantile(std::vector<double> values, double q) {
+    std::sort(values.begin(), values.end());
+    return values[(size_t)(q * (double)(values.size() - 1) + 0.5)];
 }
 
 // Calls use(work) for each document.
@@ -55,26 +65,66 @@ void tokenize_all(const std::vector<std::string>& texts, const Tokenizer& tokeni
     for (int t = 0; t < threads; t++) { running.push_back(start_thread(work)); }
 }
 
+// The file through its library's own call for data that is in memory as a whole.
+class BareLibrary {
+public:
+    BareLibrary(const std::string& path, size_t unpacked_bytes) : packed_(read_text_file(path)), unpacked_(unpacked_bytes, '\0') {}
+    void run() {
+        if (packed_.starts_with("\x1f\x8b")) {
+            inflate_state state;
+            isal_inflate_init(&state);
+            state.crc_flag = ISAL_GZIP;
+            state.next_in = (uint8_t*)packed_.data();
+            state.avail_in = packed_.size();
+            state.next_out = (uint8_t*)unpacked_.data();
+            state.avail_out = unpacked_.size();
+            const int status = isal_inflate_stateless(&state);
+            check(status == ISAL_DECOMP_OK, "ISA-L: %d", status);
+        } else if (packed_.starts_with("\x28\xb5\x2f\xfd")) {
+            const size_t status = ZSTD_decompress(unpacked_.data(), unpacked_.size(), packed_.data(), packed_.size());
+            check(!ZSTD_isError(status), "libzstd: %s", ZSTD_getErrorName(status));
+        }
+    }
+
+private:
+    std::string packed_, unpacked_;
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
     try {
         if (argc < 4) { usage_error("bench_parse TOKENIZER THREADS INPUT..."); }
         const auto tokenizer = load_tokenizer(argv[1]);
-        std::vector<std::string> texts;
-        for (int i = 3; i < argc; i++) {
+        const int threads = atoi(argv[2]);
+        const auto options_of = [&](const char* input) {
             PipelineOptions options;
-            options.threads = atoi(argv[2]);
-            options.inputs = {argv[i]};
-            if (texts.empty()) {  // the inputs after the first hold the same texts
-                read_all(options, nullptr, [&](const Work& work) { texts.push_back(work.text); });
-                tokenize_all(texts, *tokenizer, options.threads);  // fills the caches
+            options.threads = threads;
+            options.inputs = {input};
+            return options;
+        };
+        std::vector<std::string> texts;
+        read_all(options_of(argv[3]), nullptr, [&](const Work& work) { texts.push_back(work.text); });
+        const auto from_texts = [&] { return cost_of([&] { tokenize_all(texts, *tokenizer, threads); }); };
+        from_texts();  // fills the caches
+        i64 bytes = 0;
+        for (const std::string& text : texts) { bytes += text.size(); }
+        printf("%.1f MB of text, %d threads, %d rounds; added over texts in memory: median (quartiles)\n", (double)bytes / 1e6, threads, ROUNDS);
+        for (int i = 3; i < argc; i++) {
+            BareLibrary library(argv[i], 2 * bytes + (1 << 20));
+            std::vector<double> wall, cpu, bare;
+            for (int round = 0; round < ROUNDS; round++) {
+                size_t documents = 0;
+                const Cost alone = from_texts();
+                const Cost all = cost_of([&] { read_all(options_of(argv[i]), tokenizer.get(), [&](const Work& work) { documents += work.kept; }); });
+                check(documents == texts.size(), "'%s' has %zu documents, '%s' %zu", argv[i], documents, argv[3], texts.size());
+                wall.push_back(all.wall / alone.wall - 1);
+                cpu.push_back(all.cpu / alone.cpu - 1);
+                bare.push_back(cost_of([&] { library.run(); }).wall / alone.wall);
             }
-            size_t documents = 0;
-            const Cost alone = cost_of([&] { tokenize_all(texts, *tokenizer, options.threads); });
-            const Cost all = cost_of([&] { read_all(options, tokenizer.get(), [&](const Work& work) { documents += work.kept; }); });
-            check(documents == texts.size(), "'%s' has %zu documents, '%s' %zu", argv[i], documents, argv[3], texts.size());
-            printf("%s %.4f %.4f\n", argv[i], all.wall / alone.wall - 1, all.cpu / alone.cpu - 1);
+            printf("%s: wall time %.1f%% (%.1f to %.1f), processor time %.1f%%, the library alone on one core %.1f%%\n", argv[i], 100 * quantile(wall, 0.5),
+                   100 * quantile(wall, 0.25), 100 * quantile(wall, 0.75), 100 * quantile(cpu, 0.5), 100 * quantile(bare, 0.5));
+            fflush(stdout);
         }
         return EXIT_OK;
     } catch (const Error& e) {

@@ -7,9 +7,9 @@ FOLDER holds .jsonl files (RedPajama's sample), repeated up to --mb of text. Spe
 round gives ratios, and the medians count. MB/s are bytes of text over wall time: of ./tokenize from start to finished shards, of spm_encode
 likewise (one core, as it is; lines instead of documents), of tokenizers within encode_batch alone. The ids of tokenizers are compared with ours.
 What reading, unpacking and parsing add: wall time from the file (plain, as gzip -6 and zstd -3 pack it) to all ids, over that from the same texts in
-memory, less one (bench_parse.cpp); in brackets the same of processor time, which other programs of the machine disturb less.
+memory, less one, in rounds of its own (bench_parse.cpp).
 """
-import argparse, array, glob, json, os, shutil, statistics, subprocess, sys, tempfile, time
+import argparse, array, glob, json, os, re, shutil, statistics, subprocess, sys, tempfile, time
 
 from measure import cpu_name, measured
 
@@ -125,25 +125,22 @@ def run(o, python, folder):
     rows = []
     for i in range(o.rounds):
         _, ours, peak = measured(tokenize + [f'{folder}/t', data], stderr=subprocess.DEVNULL)
-        parsed = measured([os.path.join(ROOT, 'build/bench_parse'), o.model, str(o.threads), data] + packed)[0]
-        added = [[float(x) for x in line.split()[-2:]] for line in parsed.splitlines()]
         spm = measured(['spm_encode', f'--model={o.model}', '--output_format=id', '--output=/dev/null', lines], stderr=subprocess.DEVNULL)[1]
         peer_seconds = float(ask('time'))
-        rows.append((mb / ours, mb / spm, once_bytes / 1e6 / peer_seconds, added, peak))
-        print(f'round {i + 1}: ./tokenize {rows[-1][0]:.1f} MB/s, {peak / 2**20:.0f} MiB | spm_encode {rows[-1][1]:.1f} MB/s | {version} {rows[-1][2]:.1f} MB/s | reading and parsing add '
-              + ', '.join(f'{kind} {wall:.1%} ({cpu:.1%})' for kind, (wall, cpu) in zip(KINDS, added)), flush=True)
+        rows.append((mb / ours, mb / spm, once_bytes / 1e6 / peer_seconds, peak))
+        print(f'round {i + 1}: ./tokenize {rows[-1][0]:.1f} MB/s, {peak / 2**20:.0f} MiB | spm_encode {rows[-1][1]:.1f} MB/s | {version} {rows[-1][2]:.1f} MB/s', flush=True)
+    parsed = measured([os.path.join(ROOT, 'build/bench_parse'), o.model, str(o.threads), data] + packed)[0]
     subprocess.run(tokenize + [f'{folder}/once', f'{folder}/once.jsonl'], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     ours, theirs = our_documents(f'{folder}/once'), json.loads(ask('ids'))
     hf.stdin.close()
     differ = sum(a != b for a, b in zip(ours, theirs)) + abs(len(ours) - len(theirs))
-    adds = {kind: [statistics.median(r[3][k][which] for r in rows) for which in (0, 1)] for k, kind in enumerate(KINDS)}
+    adds = dict(zip(KINDS, (float(percent) / 100 for percent in re.findall('wall time (.*?)%', parsed))))
     result = dict(vs_spm_encode=statistics.median(r[0] / r[1] for r in rows), vs_tokenizers=statistics.median(r[0] / r[2] for r in rows), reading_and_parsing_add=adds,
-                  peak_mib=max(r[4] for r in rows) >> 20, documents=len(ours), documents_that_tokenizers_encodes_otherwise=differ)
+                  peak_mib=max(r[3] for r in rows) >> 20, documents=len(ours), documents_that_tokenizers_encodes_otherwise=differ)
     print(f'{cpu_name()}, {o.threads} threads, {mb:.0f} MB of text')
     print(f'over spm_encode, one core          {result["vs_spm_encode"]:.2f}x   (bar 1.9)')
     print(f'over {version}, {o.threads} threads   {result["vs_tokenizers"]:.2f}x   (bar 1)')
-    for kind, (wall, cpu) in adds.items():
-        print(f'reading and parsing {kind:<5} add       {wall:.1%}   (bar 10%), of processor time {cpu:.1%}')
+    print(f'reading and parsing (bar for plain: 10%): {parsed}', end='')
     print(f'documents encoded otherwise by tokenizers: {differ} of {len(ours)}')
     print(json.dumps(result))
 

@@ -135,8 +135,8 @@ void documents(const std::string& path, const ReadOptions& options) {
     DocumentReader reader(files, options, filter);
     Parsers parsers;
     RawDocument raw;
-    while (reader.next(raw)) {
-        const Document doc = parse_document(raw, options, filter, parsers);
+    for (std::string text; reader.next(raw, text); text.clear()) {
+        const Document doc = parse_document(raw, raw.in(text), options, filter, parsers);
         promise(doc.skipped || simdjson::validate_utf8(doc.text.data(), doc.text.size()), "text is UTF-8");
     }
 }

@@ -173,7 +173,11 @@ struct Both {
 };
 
 void expect_same_ids(const Both& both, const std::string& text) {
-    EXPECT_TRUE(both.ours->encode(text) == library_ids(both.library, text)) << quoted(text);
+    const std::vector<int32_t> wanted = library_ids(both.library, text);
+    EXPECT_TRUE(both.ours->encode(text) == wanted) << quoted(text);
+    std::vector<int32_t> after = wanted;  // ids are appended as if nothing were before
+    both.ours->encode(text, after);
+    EXPECT_TRUE(after.size() == 2 * wanted.size() && std::equal(wanted.begin(), wanted.end(), after.begin() + wanted.size())) << quoted(text);
 }
 
 // A model as a file, made by hand: protobuf.
@@ -523,7 +527,8 @@ TEST_F(TokenizerTest, BrokenModelsAreRefusedOrWork) {
             tokenizer->decode(tokenizer->encode("the earth \xF0\x9F\x98\x80"));
         } catch (const Error&) { refused++; }
         const auto parsed = parse_sentencepiece_model(broken);
-        if (parsed && SentencePieceBpe::can_encode(*parsed)) { SentencePieceBpe(*parsed, 0).encode("the earth"); }
+        std::vector<int32_t> ids;
+        if (parsed && SentencePieceBpe::can_encode(*parsed)) { SentencePieceBpe(*parsed, 0).encode("the earth", ids); }
     }
     EXPECT_GT(refused, 100);
     ModelMaker maker;
