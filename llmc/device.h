@@ -3,6 +3,7 @@
 //   bf16                               a 16-bit brain float that converts to and from float (round to nearest even)
 //   Run                                one rank's execution context (threads here; streams and handles on a GPU)
 //   device_alloc, device_free          zeroed memory where kernels can reach it
+//   Run::replay, Graph                 does work that is the same every time but for what lies in memory: on a GPU by one launch
 //   copy_to_device, copy_to_host       ordered after what `run` was given before; complete on return
 //   DEVICE_ALIGN                       elements to which a padded stride is rounded
 //   DType, fast_dtype                  FP32 or BF16; which of them matrix products are fast in

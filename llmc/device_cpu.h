@@ -189,6 +189,8 @@ private:
     const int spin_;
 };
 
+struct Graph {};  // there is nothing to record here
+
 // One rank's execution context.
 struct Run {
     Team team;
@@ -207,6 +209,10 @@ struct Run {
         team.run(items, job, [this] {
             if (poll) { poll(); }
         });
+    }
+    template <typename Work>
+    void replay(Graph&, const Work& work) {
+        work();
     }
     // Does one item of another rank's loop, where ranks share this process; false where there is none.
     bool help_others() const { return team.help_others(); }

@@ -49,9 +49,27 @@ public:
         return (X*)memory_;
     }
 
+    const void* place() const { return memory_; }
+
 private:
     void* memory_ = nullptr;
     i64 bytes_ = 0;
+};
+
+// What Run::replay has recorded, for the Run that it was recorded with.
+class Graph {
+public:
+    Graph() = default;
+    Graph(const Graph&) = delete;
+    ~Graph() {
+        if (recorded_) { cudaGraphExecDestroy(recorded_); }
+    }
+
+private:
+    friend struct Run;
+    bool ran_ = false;  // once, plainly
+    cudaGraphExec_t recorded_ = nullptr;
+    const void* workspace_ = nullptr;
 };
 
 constexpr int NO_GPU = -1;  // for a Run that only plans
@@ -71,6 +89,8 @@ struct Run {
     std::string collectives;                             // how arrays are exchanged, in words; empty for one rank
     std::function<void()> poll;  // what to do while the host waits: lets a communicator look for errors; may be empty
     class Timeline* timeline = nullptr;  // where ops note when they ran; null: nowhere
+    bool recording = false;      // what the stream is given is not done now, but by each launch of a graph
+    i64 replays = 0;             // launches of graphs
 
     explicit Run(int gpu = current_gpu()) : gpu(gpu) {
         if (gpu == NO_GPU) { return; }
@@ -94,6 +114,31 @@ struct Run {
             std::this_thread::yield();
         }
         cuda_check(cudaStreamSynchronize(stream));
+    }
+
+    // Does `work`, which gives the stream the same kernels with the same arguments every time: the first time as it is, so that workspaces grow
+    // and plans are made; then it is recorded, and from there on all of it is one launch. What changes from time to time lies in device memory.
+    template <typename Work>
+    void replay(Graph& graph, const Work& work) {
+        if (!graph.ran_) {
+            work();
+            graph.ran_ = true;
+            return;
+        }
+        if (!graph.recorded_) {
+            cudaGraph_t recorded;
+            cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));  // other threads may allocate meanwhile
+            recording = true;
+            work();
+            recording = false;
+            cuda_check(cudaStreamEndCapture(stream, &recorded));
+            cuda_check(cudaGraphInstantiateWithFlags(&graph.recorded_, recorded, 0));
+            cuda_check(cudaGraphDestroy(recorded));
+            graph.workspace_ = workspace.place();
+        }
+        check(graph.workspace_ == workspace.place(), "a graph was recorded with a workspace that has grown since");
+        cuda_check(cudaGraphLaunch(graph.recorded_, stream));
+        replays++;
     }
 
     // The host's own loops, for the CPU loops of the ops: the oracle of the kernels in tests.

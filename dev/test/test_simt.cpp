@@ -2,6 +2,8 @@
 // Oracle: the CUDA programming guide's rules, worked out by hand. Compiled like kernels, with -include llmc/simt/simt.h.
 #include "simt_testing.h"
 
+#include <thread>
+
 namespace simt_test {
 
 inline std::string here(int line) { return "test_simt.cpp:" + std::to_string(line); }
@@ -159,6 +161,188 @@ TEST_F(Simt, EventsOrderStreams) {
     }
 }
 
+// ---- graphs ---------------------------------------------------------------------------------------------------------
+__global__ void count_kernel(float* sums, int* count) { sums[*count] += 10.0f * threadIdx.x, *count += 1; }
+TEST_F(Simt, AGraphDoesAgainWhatWasRecorded) {
+    for (const char* when : {"late", "eager"}) {
+        setenv("SIMT_STREAMS", when, 1);
+        Buffer<float> a(Vec<float>(4, 0.0f), run), b(Vec<float>(6, 0.0f), run);
+        Buffer<int> count(Vec<int>{0}, run);
+        ::Graph graph;
+        int calls = 0;
+        float value = 1.0f;
+        const auto work = [&] {
+            calls++;
+            launch(store_kernel, {1, 4}, run, a.data, value);
+            value = 7.0f;  // arguments are copied when they are recorded
+            launch(add_kernel, {1, 4}, run, b.data, a.data);
+            launch(count_kernel, {1, 1}, run, b.data, count.data);  // what lies in memory is read when it is launched
+            cuda_check(cudaMemsetAsync(b.data + 5, 0, 4, run.stream));
+            cuda_check(cudaMemcpyAsync(b.data + 4, b.data, 4, cudaMemcpyDeviceToDevice, run.stream));
+        };
+        for (int i = 0; i < 4; i++) {
+            run.replay(graph, work);
+            EXPECT_EQ(count.host()[0], i + 1) << when;
+            EXPECT_EQ(b.host(), (Vec<float>{1.0f + 7 * i, 1.0f + 7 * i, 1.0f + 7 * i, 1.0f + 7 * i, 1.0f + 7 * i, 0.0f})) << when;
+        }
+        EXPECT_EQ(calls, 2);  // as it is, and recorded
+        EXPECT_EQ(run.replays, when == std::string("late") ? 3 : 6);
+    }
+}
+TEST_F(Simt, AGraphOutlivesNoWorkspace) {
+    ::Graph graph;
+    const auto work = [&] { launch(store_kernel, {1, 4}, run, run.workspace.get<float>(4), 1.0f); };
+    run.replay(graph, work), run.replay(graph, work);
+    run.workspace.get<float>(4000);
+    expect_error([&] { run.replay(graph, work); }, {"a workspace that has grown"});
+}
+
+// A capture, begun and ended by hand.
+struct Recording {
+    ::Run& run;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t instance = nullptr;
+    explicit Recording(::Run& r, cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal) : run(r) { cuda_check(cudaStreamBeginCapture(run.stream, mode)); }
+    cudaError_t end() { return cudaStreamEndCapture(run.stream, &graph); }
+    void launch() {
+        if (!instance) { cuda_check(cudaGraphInstantiateWithFlags(&instance, graph, 0)); }
+        cuda_check(cudaGraphLaunch(instance, run.stream));
+    }
+    ~Recording() {
+        if (instance) { cudaGraphExecDestroy(instance); }
+        if (graph) { cudaGraphDestroy(graph); }
+    }
+};
+struct Event {
+    cudaEvent_t event;
+    explicit Event(unsigned flags = cudaEventDisableTiming) { cuda_check(cudaEventCreateWithFlags(&event, flags)); }
+    ~Event() { cudaEventDestroy(event); }
+    operator cudaEvent_t() const { return event; }
+};
+TEST_F(Simt, AGraphForksAndJoins) {
+    for (const char* when : {"late", "eager"}) {
+        setenv("SIMT_STREAMS", when, 1);
+        ::Run other, elsewhere;
+        Event ready, read;
+        Buffer<float> a(4, run), b(Vec<float>(4, 1.0f), run);
+        Recording recording(run);
+        launch(store_kernel, {1, 4}, run, a.data, 2.0f);
+        cuda_check(cudaEventRecord(ready, run.stream));
+        cuda_check(cudaStreamWaitEvent(other.stream, ready, 0));
+        launch(add_kernel, {1, 4}, other, b.data, a.data);
+        cuda_check(cudaEventRecord(read, other.stream));
+        cudaStreamCaptureStatus status;
+        cuda_check(cudaStreamIsCapturing(other.stream, &status));
+        EXPECT_EQ(status, cudaStreamCaptureStatusActive);
+        cuda_check(cudaStreamWaitEvent(run.stream, read, 0));
+        launch(store_kernel, {1, 4}, run, a.data, 9.0f);
+        cuda_check(recording.end());
+        EXPECT_EQ(b.host(), Vec<float>(4, 1.0f)) << when;  // nothing has run
+        for (int i = 0; i < 3; i++) { recording.launch(); }
+        EXPECT_EQ(a.host(), Vec<float>(4, 9.0f)) << when;  // who waits for the launch waits for the other stream too
+        EXPECT_EQ(b.host(), Vec<float>(4, 7.0f)) << when;
+        cuda_check(cudaStreamIsCapturing(other.stream, &status));
+        EXPECT_EQ(status, cudaStreamCaptureStatusNone);
+        launch(add_kernel, {1, 4}, other, b.data, a.data);  // as before
+        synchronize(other);
+        EXPECT_EQ(b.host(), Vec<float>(4, 16.0f)) << when;
+    }
+}
+TEST_F(Simt, MissingWaitInAGraphShows) {
+    FAULT_WITHOUT_CHECKER();
+    ::Run other;
+    Event begin, stored;
+    Buffer<float> a(Vec<float>(4, 1.0f), run), b(Vec<float>(4, 1.0f), run);
+    Recording recording(run);
+    cuda_check(cudaEventRecord(begin, run.stream));
+    cuda_check(cudaStreamWaitEvent(other.stream, begin, 0));
+    launch(store_kernel, {1, 4}, other, a.data, 2.0f);
+    cuda_check(cudaEventRecord(stored, other.stream));
+    launch(add_kernel, {1, 4}, run, b.data, a.data);  // does not wait for `other`
+    cuda_check(cudaStreamWaitEvent(run.stream, stored, 0));
+    cuda_check(recording.end());
+    recording.launch();
+    EXPECT_EQ(b.host(), Vec<float>(4, 2.0f));
+}
+TEST_F(Simt, WhatACaptureForbids) {
+    ::Run other;
+    Event before, captured, timed(cudaEventDefault);
+    Buffer<float> a(4, run);
+    Vec<float> host(4);
+    void* memory = nullptr;
+    const auto forbidden = [&](const char* what, cudaError_t code, const std::function<cudaError_t()>& call, cudaError_t at_end = cudaErrorStreamCaptureInvalidated) {
+        SCOPED_TRACE(what);
+        cuda_check(cudaEventRecord(before, other.stream));
+        Recording recording(run);
+        launch(store_kernel, {1, 4}, run, a.data, 1.0f);
+        cuda_check(cudaEventRecord(captured, run.stream));
+        EXPECT_EQ(call(), code);
+        EXPECT_EQ(recording.end(), at_end);
+        EXPECT_EQ(cudaStreamIsCapturing(run.stream, [] { static cudaStreamCaptureStatus status; return &status; }()), cudaSuccess);
+        launch(store_kernel, {1, 4}, run, a.data, 1.0f);  // the stream is well again
+        synchronize(run), synchronize(other);
+    };
+    forbidden("synchronize", cudaErrorStreamCaptureUnsupported, [&] { return cudaStreamSynchronize(run.stream); });
+    forbidden("all", cudaErrorStreamCaptureUnsupported, [&] { return cudaDeviceSynchronize(); });
+    forbidden("query", cudaErrorStreamCaptureUnsupported, [&] { return cudaStreamQuery(run.stream); });
+    forbidden("malloc", cudaErrorStreamCaptureUnsupported, [&] { return cudaMalloc(&memory, 4); });
+    forbidden("free", cudaErrorStreamCaptureUnsupported, [&] { return cudaFree(a.data); });
+    forbidden("host memory", cudaErrorStreamCaptureUnsupported, [&] { return cudaMallocHost(&memory, 4); });
+    forbidden("copy", cudaErrorStreamCaptureUnsupported, [&] { return cudaMemcpyAsync(host.data(), a.data, 16, cudaMemcpyDeviceToHost, run.stream); });
+    forbidden("event of before", cudaErrorStreamCaptureIsolation, [&] { return cudaStreamWaitEvent(run.stream, before, 0); });
+    forbidden("event's query", cudaErrorStreamCaptureUnsupported, [&] { return cudaEventQuery(before); });
+    forbidden("captured event", cudaErrorCapturedEvent, [&] { return cudaEventSynchronize(captured); });
+    forbidden("captured event's query", cudaErrorCapturedEvent, [&] { return cudaEventQuery(captured); });
+    forbidden("other stream", cudaErrorStreamCaptureUnsupported, [&] {
+        cuda_check(cudaStreamWaitEvent(other.stream, captured, 0));
+        return cudaStreamSynchronize(other.stream);
+    });
+    forbidden("no join", cudaSuccess, [&] { return cudaStreamWaitEvent(other.stream, captured, 0); }, cudaErrorStreamCaptureUnjoined);
+    forbidden("the other's end", cudaErrorStreamCaptureUnmatched, [&] {
+        cudaGraph_t graph;
+        cuda_check(cudaStreamWaitEvent(other.stream, captured, 0));
+        const cudaError_t error = cudaStreamEndCapture(other.stream, &graph);
+        cuda_check(cudaEventRecord(captured, other.stream));
+        cuda_check(cudaStreamWaitEvent(run.stream, captured, 0));
+        return error;
+    }, cudaSuccess);
+    forbidden("begin", cudaErrorIllegalState, [&] { return cudaStreamBeginCapture(run.stream, cudaStreamCaptureModeRelaxed); }, cudaSuccess);
+    forbidden("end by another thread", cudaErrorStreamCaptureWrongThread, [&] {
+        cudaError_t error;
+        cudaGraph_t graph;
+        std::thread([&] { error = cudaStreamEndCapture(run.stream, &graph); }).join();
+        return error;
+    }, cudaSuccess);
+    forbidden("nothing: another thread's allocation", cudaSuccess, [&] {
+        cudaError_t error;
+        std::thread([&] { error = cudaMalloc(&memory, 4); }).join();
+        return error;
+    }, cudaSuccess);
+    cuda_check(cudaFree(memory));
+    EXPECT_EQ(cudaEventQuery(captured), cudaErrorCapturedEvent);  // until it is recorded anew
+    EXPECT_EQ(cudaStreamWaitEvent(other.stream, captured, 0), cudaErrorCapturedEvent);
+    float ms;
+    EXPECT_EQ(cudaEventElapsedTime(&ms, captured, timed), cudaErrorCapturedEvent);
+    cuda_check(cudaEventRecord(captured, run.stream));
+    cuda_check(cudaEventSynchronize(captured));
+    EXPECT_EQ(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), cudaErrorStreamCaptureUnsupported);
+    cudaGraph_t graph;
+    EXPECT_EQ(cudaStreamEndCapture(run.stream, &graph), cudaErrorIllegalState);
+    {
+        Recording one(run), two(other);
+        cuda_check(cudaEventRecord(captured, run.stream));
+        EXPECT_EQ(cudaStreamWaitEvent(other.stream, captured, 0), cudaErrorStreamCaptureMerge);
+        EXPECT_EQ(one.end(), cudaErrorStreamCaptureInvalidated);
+        EXPECT_EQ(two.end(), cudaErrorStreamCaptureInvalidated);
+    }
+    {
+        Recording global(run, cudaStreamCaptureModeGlobal);
+        std::thread([&] { EXPECT_EQ(cudaMalloc(&memory, 4), cudaErrorStreamCaptureUnsupported); }).join();
+        EXPECT_EQ(global.end(), cudaErrorStreamCaptureInvalidated);
+    }
+}
+
+// ---- times, and faults ----------------------------------------------------------------------------------------------
 TEST_F(Simt, EventsTellTheTimeBetweenThem) {
     setenv("SIMT_STREAMS", "late", 1);
     cudaEvent_t begin, end, untimed;

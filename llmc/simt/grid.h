@@ -19,6 +19,8 @@ std::string describe(const Grid& grid);
 using Work = std::function<std::string()>;
 // Queues work as if it were a kernel: it runs as late as events allow.
 cudaError_t queue(cudaStream_t stream, Work work);
+// Of a stream that is being captured: what each launch of the graph does, with the stream that then stands for it.
+cudaError_t record(cudaStream_t stream, std::function<cudaError_t(cudaStream_t)> again);
 // Empty where [p, p + bytes) lies in one allocation of the stream's device; else what is wrong with it.
 std::string wrong_memory(const void* p, size_t bytes, cudaStream_t stream);
 int stream_device(cudaStream_t stream);

@@ -105,7 +105,7 @@ ncclResult_t fail(ncclResult_t code, const std::string& text) {
 }
 
 // What the ranks of one communicator share.
-struct Clique {
+struct Clique : std::enable_shared_from_this<Clique> {
     struct Round {  // the n-th launch of every rank
         std::shared_ptr<Launches> launches;
         std::shared_ptr<Meeting> meeting;
@@ -131,7 +131,7 @@ struct Clique {
         joined.notify_all();
         return fail(why, text);
     }
-    ncclResult_t launch(int rank, const std::vector<Call>& calls);
+    ncclResult_t launch(int rank, const std::vector<Call>& calls, cudaStream_t stream);
     void destroy(int rank) {
         gone[rank] = true;
         if (!rounds.empty() && rounds.rbegin()->first >= launched[rank]) { break_down(ncclRemoteError, describe_gone(rank)); }
@@ -160,7 +160,16 @@ std::string Clique::difference(int rank, const std::vector<Call>& calls, const L
     return "";
 }
 
-ncclResult_t Clique::launch(int rank, const std::vector<Call>& calls) {
+// On a stream that is being captured: it is the launch of the graph that counts.
+ncclResult_t Clique::launch(int rank, const std::vector<Call>& calls, cudaStream_t stream) {
+    cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+    cudaStreamIsCapturing(stream, &capturing);
+    if (capturing != cudaStreamCaptureStatusNone) {
+        const auto again = [self = shared_from_this(), rank, calls](cudaStream_t later) {
+            return self->launch(rank, calls, later) == ncclSuccess ? cudaSuccess : simt::fail(cudaErrorLaunchFailure, "NCCL: " + last_error);
+        };
+        return record(stream, again) == cudaSuccess ? ncclSuccess : fail(ncclUnhandledCudaError, cudaGetErrorString(cudaPeekAtLastError()));
+    }
     std::lock_guard lock(mutex);
     if (code != ncclSuccess) { return fail(code, error); }
     for (int other = 0; other < size; other++) {
@@ -175,7 +184,7 @@ ncclResult_t Clique::launch(int rank, const std::vector<Call>& calls) {
     }
     if (const std::string wrong = difference(rank, calls, *round.launches); !wrong.empty()) { return break_down(ncclInvalidUsage, wrong); }
     (*round.launches)[rank] = calls;
-    const cudaError_t error = queue_meeting(round.meeting, rank, calls[0].stream);
+    const cudaError_t error = queue_meeting(round.meeting, rank, stream);
     if (++round.arrived == size) { rounds.erase(launched[rank]); }
     launched[rank]++;
     return error == cudaSuccess ? ncclSuccess : fail(ncclUnhandledCudaError, cudaGetErrorString(error));
@@ -289,7 +298,7 @@ struct Group {
     ncclResult_t end() {
         ncclResult_t result = std::exchange(error, ncclSuccess);
         for (const auto& [comm, calls] : std::exchange(launches, {})) {
-            if (result == ncclSuccess) { result = comm->clique->launch(comm->rank, calls); }
+            if (result == ncclSuccess) { result = comm->clique->launch(comm->rank, calls, calls[0].stream); }
         }
         return result;
     }

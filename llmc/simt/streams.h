@@ -48,12 +48,15 @@ struct Task {
     checker::Ticket ticket = {};
 };
 
+class Capture;
 struct Stream : std::enable_shared_from_this<Stream> {
     const int device, number = checker::new_stream();
     std::deque<Task> tasks;  // the first may be running
     bool running = false;
     i64 queued = 0, done = 0;
     std::string error;  // of work that failed, or was dropped after a failure, and that nobody was told of
+    std::shared_ptr<Capture> capture;  // what it is given is recorded there (capture.h), as that of `branch`; null: it is not
+    int branch = 0;
 
     explicit Stream(int device) : device(device) {}
 };
