@@ -26,7 +26,6 @@
 #include "llmc/pass.h"
 #include "llmc/profile.h"
 #include "llmc/read_ahead.h"
-#include "llmc/sampler.h"
 #include "llmc/schedule.h"
 #include "llmc/tensors.h"
 #include "llmc/timed_ops.h"
@@ -176,7 +175,7 @@ struct Activations {
     X* qkv;                                 // (N, QKVr), dqkv in backward
     X* logits;                              // (chunk, Vr), their gradient in place
     float *stats, *all_stats, *losses, *lse;  // (chunk, 3), (T, chunk, 3), (N), (chunk)
-    float *row_logits, *all_row_logits;     // (Vmax), (T, Vmax)
+    float* row_logits;                      // (T, Vmax): one row of every shard, so the whole vocabulary in order
     int *tokens, *targets;                  // (N)
     X *dx, *dn, *datt, *dq, *dk, *dv, *dup, *dh;
     float* dx32;                            // (N, C) the residual's gradient at the block entry, summed in fp32
@@ -208,7 +207,7 @@ struct Activations {
         scratch.add(&logits, chunk * r.Vr), scratch.add(&stats, chunk * 3), scratch.add(&all_stats, tp.comm.size * chunk * 3);
         scratch.add(&losses, N), scratch.add(&lse, chunk);
         scratch.add(&tokens, N), scratch.add(&targets, N);
-        scratch.add(&row_logits, training ? 0 : r.Vmax), scratch.add(&all_row_logits, training ? 0 : tp.comm.size * r.Vmax);
+        scratch.add(&row_logits, training ? 0 : tp.comm.size * r.Vmax);
         if (training) {
             scratch.add(&dx, N * r.C), scratch.add(&dn, N * r.C), scratch.add(&datt, N * r.Ar), scratch.add(&dup, N * r.Ur), scratch.add(&dh, N * r.Fr);
             scratch.add(&dq, N * r.Ar), scratch.add(&dk, N * r.KVHr * r.HS), scratch.add(&dv, N * r.KVHr * r.HS);
@@ -267,13 +266,13 @@ struct Model {
     }
 
     // Passes stop at each co_yield, for a sum over ranks (pass.h). Between them nothing of a micro-batch lies outside its Activations.
-    Pass forward(Activations<X>& s, i64 B, i64 S, i64 pos0);
+    Pass forward(Activations<X>& s, i64 B, i64 S, const int* pos0 = nullptr);
     Pass head(Activations<X>& s, i64 N, float scale, GradMode mode, bool want_gradient);
     Pass backward(Activations<X>& s, i64 B, i64 S, GradMode mode, std::function<void(i64 layer)> layer_done = [](i64) {});
     void complete_tied_gradient();
 
 private:
-    void attention_half(Activations<X>& s, i64 l, i64 B, i64 S, i64 pos0);
+    void attention_half(Activations<X>& s, i64 l, i64 B, i64 S, const int* pos0);
     void mlp_half(Activations<X>& s, i64 l, i64 N);
     void recompute_attention(Activations<X>& s, i64 l, i64 B, i64 S);
     void recompute_mlp(Activations<X>& s, i64 l, i64 N);
@@ -297,7 +296,7 @@ void Model<X>::fill_rope_table() {
 
 // From n1 to att: this rank's heads only, no communication.
 template <typename X>
-void Model<X>::attention_half(Activations<X>& s, i64 l, i64 B, i64 S, i64 pos0) {
+void Model<X>::attention_half(Activations<X>& s, i64 l, i64 B, i64 S, const int* pos0) {
     const LayerSaved<X>& a = s.layers[l];
     const LayerTensors<X*>& p = w.layers[l];
     matmul_forward(s.qkv, r.QKVr, a.n1, p.qkv, p.qkv_bias, B * S, r.C, r.QKVr, 1.0f, run);
@@ -318,9 +317,9 @@ void Model<X>::mlp_half(Activations<X>& s, i64 l, i64 N) {
     }
 }
 
-// tokens (B, S) at positions pos0.. -> n_out (N, C), this rank's normed residual stream. Everything is N = B*S rows.
+// tokens (B, S) at positions pos0.. (ops.h) -> n_out (N, C), this rank's normed residual stream. Everything is N = B*S rows.
 template <typename X>
-Pass Model<X>::forward(Activations<X>& s, i64 B, i64 S, i64 pos0) {
+Pass Model<X>::forward(Activations<X>& s, i64 B, i64 S, const int* pos0) {
     const i64 N = B * S, C = r.C, L = r.L;
     embedding_forward(s.layers[0].x_in, s.tokens, w.embedding, w.position, r.vocab, B, S, C, pos0, run);
     co_yield tp.comm.start_all_reduce(s.layers[0].x_in, N * C, dtype_of<X>, Traffic::EMBEDDING);              // <=> all channels, once
@@ -366,7 +365,7 @@ void Model<X>::recompute_attention(Activations<X>& s, i64 l, i64 B, i64 S) {
     const LayerSaved<X>& a = s.layers[l];
     if (s.keep == Keep::ALL) { return; }
     norm_apply(a.n1, a.x_in, a.mean1, a.rstd1, w.layers[l].norm1, w.layers[l].norm1_bias, r.norm, B * S, r.C, run);
-    if (s.keep == Keep::RESIDUAL) { attention_half(s, l, B, S, 0); }
+    if (s.keep == Keep::RESIDUAL) { attention_half(s, l, B, S, nullptr); }
 }
 template <typename X>
 void Model<X>::recompute_mlp(Activations<X>& s, i64 l, i64 N) {
@@ -550,12 +549,12 @@ struct Trainer {
 
     // Everything that is computed from what was uploaded.
     Pass loss(Activations<X>& s) {
-        for (Comm::Ticket ticket : model.forward(s, sequences(), o.seq, 0)) { co_yield ticket; }
+        for (Comm::Ticket ticket : model.forward(s, sequences(), o.seq)) { co_yield ticket; }
         for (Comm::Ticket ticket : model.head(s, sequences() * o.seq, 0, GradMode::WRITE, false)) { co_yield ticket; }
     }
     Pass loss_and_gradients(Activations<X>& s, GradMode mode, bool last) {
         const float scale = (float)(1.0 / (double)(o.global_batch * o.seq));
-        for (Comm::Ticket ticket : model.forward(s, sequences(), o.seq, 0)) { co_yield ticket; }
+        for (Comm::Ticket ticket : model.forward(s, sequences(), o.seq)) { co_yield ticket; }
         for (Comm::Ticket ticket : model.head(s, sequences() * o.seq, scale, mode, true)) { co_yield ticket; }
         Pass backward = model.backward(s, sequences(), o.seq, mode, [this, last](i64 l) { if (last) { optimizer.start_reduce(l); } });  // <=> the layer's DP sum
         for (Comm::Ticket ticket : backward) { co_yield ticket; }
@@ -727,52 +726,75 @@ struct TextRule {
     }
 };
 
-// Feeds tokens through the model with a KV cache and returns the logits of the last one, the same on every rank.
+// How tokens are drawn, and the state of what draws them, which checkpoints keep.
+struct Sampler {
+    uint64_t state;
+    Sampling how;
+};
+
+// Feeds tokens through the model with a KV cache. What a step leaves for the next one lies where kernels reach it: the token, its position, the
+// random state. So steps are the same work every time: on a GPU they are recorded once, and launched as one.
 template <typename X>
 struct Generator {
     static constexpr i64 PREFILL = 256;  // prompt tokens at a time
     Model<X>& model;
     const i64 context;
+    const bool replays;
     Activations<X> acts;
+    Arena next{"generation"};
+    int* position;                       // of the first token that is read next
+    uint64_t* random;
 
-    Generator(Model<X>& model, i64 context)
-        : model(model), context(context), acts(model.r, model.tp, 1, std::min(context, PREFILL), context, Keep::NOTHING) { acts.allocate(); }
+    Generator(Model<X>& model, i64 context, bool replay = true)
+        : model(model), context(context), replays(replay && model.tp.comm.can_be_recorded()),
+          acts(model.r, model.tp, 1, std::min(context, PREFILL), context, Keep::NOTHING) {
+        next.add(&position, 1), next.add(&random, 1);
+        acts.allocate(), next.allocate();
+    }
 
-    std::vector<float> logits(const std::vector<int>& tokens, i64 pos0) {
+    // The logits of what follows the first n rows of acts, the same on every rank: acts.row_logits (V).
+    void score(i64 n) {
         const RankShape& r = model.r;
-        const int T = model.tp.comm.size;
+        float* mine = acts.row_logits + model.tp.comm.rank * r.Vmax;
+        matmul_forward(mine, r.Vr, acts.n_out + (n - 1) * r.C, model.w.head, (const X*)nullptr, 1, r.C, r.Vr, 1.0f, model.run);
+        model.tp.comm.all_gather(mine, acts.row_logits, r.Vmax * (i64)sizeof(float), Traffic::LOSS);                  // <=> every shard's logits
+    }
+    // Tokens at positions at.. -> acts.row_logits of what follows them. Returns how many were read last.
+    i64 read(const std::vector<int>& tokens, int at) {
         i64 n = 0;
-        for (i64 at = 0; at < (i64)tokens.size(); at += n) {
-            n = std::min((i64)tokens.size() - at, acts.max_S);
-            copy_to_device(acts.tokens, tokens.data() + at, n, model.run);
-            complete(model.forward(acts, 1, n, pos0 + at), model.tp.comm);
+        for (i64 done = 0; done < (i64)tokens.size(); done += n, at += (int)n) {
+            n = std::min((i64)tokens.size() - done, acts.max_S);
+            copy_to_device(acts.tokens, tokens.data() + done, n, model.run);
+            copy_to_device(position, &at, 1, model.run);
+            complete(model.forward(acts, 1, n, position), model.tp.comm);
         }
-        matmul_forward(acts.row_logits, r.Vr, acts.n_out + (n - 1) * r.C, model.w.head, (const X*)nullptr, 1, r.C, r.Vr, 1.0f, model.run);
-        model.tp.comm.all_gather(acts.row_logits, acts.all_row_logits, r.Vmax * (i64)sizeof(float), Traffic::LOSS);   // <=> every shard's logits
-        std::vector<float> gathered(T * r.Vmax), all;
-        copy_to_host(gathered.data(), acts.all_row_logits, T * r.Vmax, model.run);
-        for (int t = 0; t < T; t++) {
-            const i64 rows = vocab_range(model.config, T, t).size();
-            all.insert(all.end(), gathered.begin() + t * r.Vmax, gathered.begin() + t * r.Vmax + rows);
-        }
-        return all;
+        score(n);
+        return n;
     }
 
     // Calls emit(token) for each new token, one of the first `ids`; ends after `count`, at a token in `stop` (not emitted), or
     // where the context is full.
-    i64 generate(std::vector<int> prompt, i64 count, i64 ids, Sampler& sampler, const std::vector<int>& stop, const std::function<void(int)>& emit) {
+    i64 generate(const std::vector<int>& prompt, i64 count, i64 ids, Sampler& sampler, const std::vector<int>& stop, const std::function<void(int)>& emit) {
         check((i64)prompt.size() <= context, "the prompt has %zu tokens, but the model's context is %lld\nHINT: shorten the prompt", prompt.size(), (long long)context);
-        i64 at = 0, made = 0;
-        while (made < count) {
-            const std::vector<float> l = logits(prompt, at);
-            at += (i64)prompt.size();
-            const int token = sampler.sample(l.data(), std::min((i64)l.size(), ids));
+        if (count == 0) { return 0; }
+        Run& run = model.run;
+        const auto draw = [&](i64 rows) { sample_token(acts.tokens, position, rows, random, acts.row_logits, std::min(ids, model.config.vocab), sampler.how, run); };
+        const auto step = [&] { complete(model.forward(acts, 1, 1, position), model.tp.comm), score(1), draw(1); };
+        Graph graph;
+        copy_to_device(random, &sampler.state, 1, run);
+        draw(read(prompt, 0));
+        i64 made = 0;
+        for (i64 filled = (i64)prompt.size();; filled++) {
+            int token;
+            copy_to_host(&token, acts.tokens, 1, run);
+            check(token >= 0, "the logit of token %d is not a number\nHINT: the weights are damaged, or the run that made them diverged", -1 - token);
             if (std::find(stop.begin(), stop.end(), token) != stop.end()) { break; }
             emit(token);
-            made++;
-            if (at == context) { break; }
-            prompt = {token};
+            if (++made == count || filled == context) { break; }
+            if (replays) { run.replay(graph, step); }
+            else { step(); }
         }
+        copy_to_host(&sampler.state, random, 1, run);
         return made;
     }
 
@@ -1223,7 +1245,7 @@ int use(const Options& o, Ranks& ranks, Run& run) {
     check_memory({&model.parameters, &model.rope}, ranks);
     model.allocate();
     load(model);
-    Generator<X> generator(model, context);
+    Generator<X> generator(model, context, !o.no_graph);
     Sampler sampler{(uint64_t)o.seed, o.temperature, o.top_k, o.top_p};
     double first = 0;  // when the first token came
     auto say = [&](const std::string& piece) {
@@ -1236,7 +1258,8 @@ int use(const Options& o, Ranks& ranks, Run& run) {
     const i64 made = generator.write(text, o.prompt, o.generate, sampler, o.ignore_eos, say);
     const double seconds = now_seconds() - first;
     say("\n");
-    if (speaks) { fprintf(stderr, "[%lld tokens, %.1f tokens/s after the first, which took %.3f s]\n", (long long)made, (double)std::max<i64>(made - 1, 0) / std::max(seconds, 1e-9), first - begin); }
+    const std::string replayed = run.replays > 0 ? format("; %lld of the steps by one launch each", (long long)run.replays) : "";
+    if (speaks) { fprintf(stderr, "[%lld tokens, %.1f tokens/s after the first, which took %.3f s%s]\n", (long long)made, (double)std::max<i64>(made - 1, 0) / std::max(seconds, 1e-9), first - begin, replayed.c_str()); }
     return EXIT_OK;
 }
 

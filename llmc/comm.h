@@ -127,6 +127,8 @@ public:
     void all_gather_ranges(void* data, i64 element_bytes, const std::vector<Range>& ranges, Traffic traffic) {
         exchange({data, element_bytes, DType::FP32, ranges, /*reduce=*/false, /*gather=*/true, traffic});
     }
+    // Whether exchanges may be in what Run::replay does: then ranks meet on the device alone.
+    virtual bool can_be_recorded() const { return size == 1; }
     // Any exchange, complete on return.
     void exchange(Exchange exchange) {
         if (is_nothing(exchange)) { return; }

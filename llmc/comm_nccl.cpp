@@ -43,6 +43,8 @@ public:
         if (comm_) { std::uncaught_exceptions() > 0 ? ncclCommAbort(comm_) : ncclCommDestroy(comm_); }
     }
 
+    bool can_be_recorded() const override { return true; }
+
     void poll() override {
         if (!comm_) { return; }
         ncclResult_t state = ncclSuccess;
@@ -59,6 +61,13 @@ public:
                 give_up(format("a collective of rank %d of %d has not ended within %g s", rank, size, timeout_));
             }
             deadline_[slot].reset();
+        }
+        if (recorded_ && replays_ != run_.replays) { replays_ = run_.replays, replay_deadline_ = deadline(); }
+        if (replay_deadline_ && Clock::now() >= *replay_deadline_) {
+            if (cudaStreamQuery(run_.stream) == cudaErrorNotReady) {
+                give_up(format("recorded collectives of rank %d of %d have not ended within %g s", rank, size, timeout_));
+            }
+            replay_deadline_.reset();
         }
     }
 
@@ -82,9 +91,16 @@ private:
         }
         nccl_check(ncclGroupEnd());
         end_[slot].record(stream_);
-        deadline_[slot] = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_));
+        if (run_.recording) {
+            recorded_ = true, deadline_[slot].reset();
+        } else {
+            deadline_[slot] = deadline();
+            replays_ = run_.replays, replay_deadline_.reset();  // graphs have ended, or this exchange waits for them
+        }
     }
     cudaEvent_t complete(int slot) override { return end_[slot]; }
+
+    Clock::time_point deadline() const { return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_)); }
 
     static bool lie_in_order(const std::vector<Range>& parts) {
         return std::adjacent_find(parts.begin(), parts.end(), [](Range a, Range b) { return a.end != b.begin; }) == parts.end();
@@ -122,7 +138,10 @@ private:
 
     const double timeout_;
     ncclComm_t comm_ = nullptr;
-    std::optional<Clock::time_point> deadline_[SLOTS];  // of the last exchange in the slot; none: it has ended
+    std::optional<Clock::time_point> deadline_[SLOTS];  // of the last exchange in the slot; none: it has ended, or was recorded
+    bool recorded_ = false;                             // exchanges are in a graph
+    i64 replays_ = 0;                                   // of the run, when they were last looked at
+    std::optional<Clock::time_point> replay_deadline_;  // of the graph that was launched last
 };
 
 }  // namespace

@@ -210,6 +210,7 @@ struct Run {
             if (poll) { poll(); }
         });
     }
+    static constexpr i64 replays = 0;
     template <typename Work>
     void replay(Graph&, const Work& work) {
         work();

@@ -244,7 +244,7 @@ bool parse_options(int argc, char** argv, bool speaks, Options& o) {
         from_json_options(o, checkpoint.meta().at("options"));
         o.shape = checkpoint.model();
         o.checkpoint.clear(), o.init_from.clear(), o.eval.clear(), o.export_hf.clear();
-        o.resume = o.info = o.dry_run = o.ignore_eos = o.profile = false, o.generate = -1, o.trace.clear();
+        o.resume = o.info = o.dry_run = o.ignore_eos = o.no_graph = o.profile = false, o.generate = -1, o.trace.clear();
         o.threads = 0;                              // another host, perhaps
         if (launched_world().by_mpi) { o.dp = 0; }  // follows from the ranks there are
         if (peek(argc, argv, "--checkpoint").empty()) {

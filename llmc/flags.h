@@ -40,7 +40,7 @@ struct Options {
     i64 generate = -1;  // -1: not asked
     double temperature = 1.0, top_p = 1.0;
     i64 top_k = 0;
-    bool ignore_eos = false, info = false;
+    bool ignore_eos = false, no_graph = false, info = false;
     std::vector<std::string> eval;
 
     // A trained model is used, not trained.
@@ -127,6 +127,7 @@ void visit_flags(Options& o, Visitor&& v) {
     v(g, "--top-k", o.top_k, "sample among the k likeliest tokens; 0 or at least V: all");
     v(g, "--top-p", o.top_p, "sample among the likeliest tokens that hold this probability together");
     v(g, "--ignore-eos", o.ignore_eos, "do not stop at the end-of-text token");
+    v(g, "--no-graph", o.no_graph, "on a GPU, launch the kernels of each new token one by one, not as a CUDA graph");
     v(g, "--eval", o.eval, "shards: print the loss over all their windows, in nats per token and bits per byte");
     v(g, "--export-hf", o.export_hf, "write the model as a Hugging Face folder (config.json, model.safetensors in F32); its ranks must be one model: --sync-factor 1, or --tp 1");
     v(g, "--info", o.info, "print what a checkpoint holds");

@@ -9,12 +9,13 @@
 #include "ops/global_norm.cuh"
 #include "ops/matmul.cuh"
 #include "ops/exchange.cuh"
+#include "ops/sample.cuh"
 #include "ops/attention.cuh"
 
 namespace BACKEND {
 
 #define INSTANTIATE(X)                                                                                                                   \
-    template void embedding_forward(X*, const int*, const X*, const X*, Range, i64, i64, i64, i64, Run&);                                \
+    template void embedding_forward(X*, const int*, const X*, const X*, Range, i64, i64, i64, const int*, Run&);                         \
     template void residual_norm_forward(X*, X*, float*, float*, const X*, const Blocks<X>*, const X*, const X*, const X*, NormKind, i64, \
                                         i64, Run&);                                                                                      \
     template void norm_apply(X*, const X*, const float*, const float*, const X*, const X*, NormKind, i64, i64, Run&);                    \
@@ -23,9 +24,9 @@ namespace BACKEND {
     template void matmul_wgrad(Gradient, Gradient, const X*, i64, const X*, i64, i64, i64, float, GradMode, Run&);                       \
     template void matmul_gelu_forward(X*, X*, const X*, const X*, const X*, i64, i64, i64, Run&);                                        \
     template void bias_backward(Gradient, const X*, i64, i64, GradMode, Run&);                                                           \
-    template void rope_split_forward(X*, X*, X*, const X*, const float*, const float*, i64, i64, i64, i64, i64, i64, i64, Run&);         \
+    template void rope_split_forward(X*, X*, X*, const X*, const float*, const float*, const int*, i64, i64, i64, i64, i64, i64, Run&);  \
     template void rope_split_backward(X*, const X*, const X*, const X*, const float*, const float*, i64, i64, i64, i64, i64, Run&);      \
-    template void attention_forward(X*, float*, const X*, const X*, const X*, i64, i64, i64, i64, i64, i64, i64, Run&);                  \
+    template void attention_forward(X*, float*, const X*, const X*, const X*, const int*, i64, i64, i64, i64, i64, i64, Run&);           \
     template void attention_backward(X*, X*, X*, const X*, const X*, const float*, const X*, const X*, const X*, i64, i64, i64, i64,     \
                                      i64, Run&);                                                                                         \
     template void swiglu_forward(X*, const X*, i64, i64, Run&);                                                                          \

@@ -60,13 +60,25 @@ struct AdamW {
     i64 first = 0;                   // place of the first element in the rank's parameters
 };
 
+// How the next token is drawn.
+struct Sampling {
+    double temperature = 1.0;  // 0: the likeliest token
+    i64 top_k = 0;             // 0, or at least V: off
+    double top_p = 1.0;        // 1: off. At least one token is always kept
+
+    constexpr bool cuts(i64 V) const { return (top_k > 0 && top_k < V) || top_p < 1.0; }
+};
+
 namespace BACKEND {
+
+// ---- position -------------------------------------------------------------------------------------------------------
+// pos0, below: where a sequence's first row stands, in memory that kernels reach; null: at 0. So a recorded step reads it anew each time (Run::replay).
 
 // ---- embedding ------------------------------------------------------------------------------------------------------
 // x[b,s,:] = wte[token - vocab.begin, :] + wpe[pos0 + s, :] where this rank owns the token, else 0. wpe may be null.
 // Adding the position on the owner keeps the sum over ranks exact: it has one non-zero term.
 template <typename X>
-void embedding_forward(X* x, const int* tokens, const X* wte, const X* wpe, Range vocab, i64 B, i64 S, i64 C, i64 pos0, Run& run);
+void embedding_forward(X* x, const int* tokens, const X* wte, const X* wpe, Range vocab, i64 B, i64 S, i64 C, const int* pos0, Run& run);
 // dwte[v,:] (+)= sum over rows n, in order, whose token is v of dx[n,:]. Rows without a token are zero after WRITE.
 void embedding_backward(float* dwte, const float* dx, const int* tokens, Range vocab, i64 N, i64 C, GradMode mode, Run& run);
 // dwpe[s,:] (+)= sum over b of dx[b,s,:], P rows in all; rows from S on are zero after WRITE.
@@ -116,7 +128,7 @@ std::string gemm_library();
 // Splits qkv (B,S,(NH+2*KVH)*HS) into q (B,NH,S,HS) and rows [pos0, pos0+S) of k, v (B,KVH,S_kv,HS), rotating q and k by
 // position: (a, b) -> (a cos - b sin, b cos + a sin) for the pairs (i, i + HS/2). cos, sin: (positions, HS/2), null: no rotation.
 template <typename X>
-void rope_split_forward(X* q, X* k, X* v, const X* qkv, const float* cos, const float* sin, i64 pos0, i64 S_kv, i64 B, i64 S, i64 NH,
+void rope_split_forward(X* q, X* k, X* v, const X* qkv, const float* cos, const float* sin, const int* pos0, i64 S_kv, i64 B, i64 S, i64 NH,
                         i64 KVH, i64 HS, Run& run);
 // The way back, at pos0 = 0 and S_kv = S.
 template <typename X>
@@ -127,8 +139,8 @@ void rope_split_backward(X* dqkv, const X* dq, const X* dk, const X* dv, const f
 // Causal: query s sees keys [0, pos0 + s]. att (B,S,NH,HS) = softmax(q k^T / sqrt(HS)) v; lse (B,NH,S) the log-sum-exp of
 // each row's scaled scores. Query head h uses key-value head h / (NH/KVH). Nothing of size S*S is kept.
 template <typename X>
-void attention_forward(X* att, float* lse, const X* q, const X* k, const X* v, i64 pos0, i64 S_kv, i64 B, i64 S, i64 NH, i64 KVH, i64 HS,
-                       Run& run);
+void attention_forward(X* att, float* lse, const X* q, const X* k, const X* v, const int* pos0, i64 S_kv, i64 B, i64 S, i64 NH, i64 KVH,
+                       i64 HS, Run& run);
 // dq (B,NH,S,HS), dk and dv (B,KVH,S,HS), all "=", at pos0 = 0 and S_kv = S. Probabilities are recomputed from lse.
 template <typename X>
 void attention_backward(X* dq, X* dk, X* dv, const X* datt, const X* att, const float* lse, const X* q, const X* k, const X* v, i64 B,
@@ -156,6 +168,12 @@ void classifier_loss(float* losses, float* lse, const float* all_stats, const in
 // logits := scale * (softmax - onehot(target)), in place; zero where ignored.
 template <typename X>
 void classifier_backward(X* logits, const float* lse, const int* targets, Range vocab, float scale, i64 n, Run& run);
+
+// ---- sampling -------------------------------------------------------------------------------------------------------
+// token = one of the first V, drawn by their logits; -1 - i where the i-th logit, the first such one, is not a number. Equal logits: the lower id comes
+// first. random: the state of the generator; one number is drawn, whatever the settings, but none at temperature 0. position += rows: where the
+// token goes.
+void sample_token(int* token, int* position, i64 rows, uint64_t* random, const float* logits, i64 V, const Sampling& how, Run& run);
 
 // ---- optimiser ------------------------------------------------------------------------------------------------------
 // One pass: m, v, master -= lr * (m^ / (sqrt(v^) + eps) + weight_decay * master), param = master rounded. master may be param itself.

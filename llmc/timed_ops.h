@@ -14,15 +14,15 @@ inline double width(const Gradient& gradient) { return gradient ? (double)dtype_
 inline double passes(GradMode mode) { return mode == GradMode::ADD ? 2 : 1; }  // read and written, or written
 inline Cost moved(double bytes) { return {0, bytes}; }
 inline Cost product(i64 N, i64 K, i64 OC, double bytes) { return {2.0 * (double)N * (double)K * (double)OC, bytes}; }
-// Causal: S (S + 1)/2 pairs of a query and a key for each head, and those with the keys before pos0. `arrays` of NH heads, and as many of KVH.
+// Causal: S (S + 1)/2 pairs of a query and a key for each head (those with keys before pos0 are not counted). `arrays` of NH heads, and as many of KVH.
 template <typename X>
-Cost attention(i64 products, const X*, i64 arrays, i64 pos0, i64 B, i64 S, i64 NH, i64 KVH, i64 HS) {
-    const double pairs = (double)(B * NH * S) * ((double)pos0 + ((double)S + 1) / 2);
-    return {2.0 * (double)HS * pairs * (double)products, (double)(B * HS * arrays * (S * NH + (pos0 + S) * KVH)) * sizeof(X) + 4.0 * (double)(B * S * NH)};
+Cost attention(i64 products, const X*, i64 arrays, i64 B, i64 S, i64 NH, i64 KVH, i64 HS) {
+    const double pairs = (double)(B * NH * S) * ((double)S + 1) / 2;
+    return {2.0 * (double)HS * pairs * (double)products, (double)(B * HS * arrays * S * (NH + KVH)) * sizeof(X) + 4.0 * (double)(B * S * NH)};
 }
 
 template <typename X>
-Cost embedding_forward(const X* x, const int*, const X* wte, const X*, Range, i64 B, i64 S, i64 C, i64, Run&) { return moved((double)(B * S) * (4 + width(x, wte) * (double)C)); }
+Cost embedding_forward(const X* x, const int*, const X* wte, const X*, Range, i64 B, i64 S, i64 C, const int*, Run&) { return moved((double)(B * S) * (4 + width(x, wte) * (double)C)); }
 template <typename G>
 Cost embedding_backward(const G* dwte, const float*, const int*, Range vocab, i64 N, i64 C, GradMode mode, Run&) {
     return moved((double)C * (4.0 * (double)N + width(dwte) * (double)(mode == GradMode::WRITE ? vocab.size() : 2 * std::min(vocab.size(), N))));
@@ -65,7 +65,7 @@ Cost bias_backward(Gradient, const X* dout, i64 N, i64 OC, GradMode, Run&) { ret
 template <typename From, typename To>
 Cost cast(const To* to, const From* from, i64 count, Run&) { return moved((double)count * width(to, from)); }
 template <typename X>
-Cost rope_split_forward(const X* q, const X*, const X*, const X*, const float*, const float*, i64, i64, i64 B, i64 S, i64 NH, i64 KVH, i64 HS, Run&) {
+Cost rope_split_forward(const X* q, const X*, const X*, const X*, const float*, const float*, const int*, i64, i64 B, i64 S, i64 NH, i64 KVH, i64 HS, Run&) {
     return moved((double)(B * S * HS * 2 * (NH + 2 * KVH)) * width(q));
 }
 template <typename X>
@@ -73,12 +73,12 @@ Cost rope_split_backward(const X* dqkv, const X*, const X*, const X*, const floa
     return moved((double)(B * S * HS * 2 * (NH + 2 * KVH)) * width(dqkv));
 }
 template <typename X>
-Cost attention_forward(const X* att, const float*, const X*, const X*, const X*, i64 pos0, i64, i64 B, i64 S, i64 NH, i64 KVH, i64 HS, Run&) {
-    return attention(2, att, 2, pos0, B, S, NH, KVH, HS);  // q k^T and p v; q, att, and k, v
+Cost attention_forward(const X* att, const float*, const X*, const X*, const X*, const int*, i64, i64 B, i64 S, i64 NH, i64 KVH, i64 HS, Run&) {
+    return attention(2, att, 2, B, S, NH, KVH, HS);  // q k^T and p v; q, att, and k, v
 }
 template <typename X>
 Cost attention_backward(const X* dq, const X*, const X*, const X*, const X*, const float*, const X*, const X*, const X*, i64 B, i64 S, i64 NH, i64 KVH, i64 HS, Run&) {
-    return attention(4, dq, 4, 0, B, S, NH, KVH, HS);  // dv, dp, dq, dk (q k^T once more is not counted); q, att, datt, dq, and k, v, dk, dv
+    return attention(4, dq, 4, B, S, NH, KVH, HS);  // dv, dp, dq, dk (q k^T once more is not counted); q, att, datt, dq, and k, v, dk, dv
 }
 template <typename X>
 Cost swiglu_forward(const X* h, const X*, i64 N, i64 F, Run&) { return moved((double)(N * F) * 3 * width(h)); }
@@ -93,6 +93,9 @@ Cost classifier_stats(const float*, const X* logits, const int*, Range vocab, i6
 inline Cost classifier_loss(const float*, const float*, const float*, const int*, i64 T, i64 n, Run&) { return moved((double)(n * (12 * T + 12))); }
 template <typename X>
 Cost classifier_backward(const X* logits, const float*, const int*, Range vocab, float, i64 n, Run&) { return moved((double)(n * vocab.size()) * 2 * width(logits)); }
+inline Cost sample_token(const int*, const int*, i64, const uint64_t*, const float* logits, i64 V, const Sampling&, Run&) {
+    return moved((double)V * width(logits));
+}
 template <typename X>
 Cost adamw_update(const X* param, const float* master, const float*, const float*, Gradient grad, i64 count, const AdamW&, Run&) {
     return moved((double)count * (24 + width(grad) + ((const void*)param == (const void*)master ? 0 : width(param))));
@@ -123,7 +126,7 @@ TIMED(residual_norm_forward) TIMED(norm_apply) TIMED(norm_backward)
 TIMED(matmul_forward) TIMED(matmul_dgrad) TIMED(matmul_wgrad) TIMED(matmul_gelu_forward) TIMED(bias_backward) TIMED(cast)
 TIMED(rope_split_forward) TIMED(rope_split_backward) TIMED(attention_forward) TIMED(attention_backward)
 TIMED(swiglu_forward) TIMED(swiglu_backward) TIMED(gelu_forward) TIMED(gelu_backward)
-TIMED(classifier_stats) TIMED(classifier_loss) TIMED(classifier_backward)
+TIMED(classifier_stats) TIMED(classifier_loss) TIMED(classifier_backward) TIMED(sample_token)
 TIMED(adamw_update) TIMED(sums_of_squares) TIMED(sum_of_squared_differences)
 #undef TIMED
 

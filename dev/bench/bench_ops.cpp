@@ -158,8 +158,9 @@ void bench(Bench& bench) {
                   [&] { attention_forward(att, stats, q, k, v, 0, S, 1, S, 2, 2, HS, run); });
     bench.compute("attention backward, 2 of 16 heads, B = 1", 10 * HS * pairs / B / 8,
                   [&] { attention_backward(dq, dk, dv, d_att, att, stats, q, k, v, 1, S, 2, 2, HS, run); });
+    const int last = (int)S - 1;
     bench.move("attention decode, 1024 keys, B = 1", 2.0 * NH * S * HS * x,
-               [&] { attention_forward(att, stats, q, k, v, S - 1, S, 1, 1, NH, KVH, HS, run); });
+               [&] { attention_forward(att, stats, q, k, v, &last, S, 1, 1, NH, KVH, HS, run); });
 
     const NormKind rms{true, 1e-5f};
     const Blocks<X> blocks{other, C / 2, dtype_of<X>, other + N * C, C / 2, C / 2};

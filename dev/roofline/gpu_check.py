@@ -132,8 +132,9 @@ def run_stages(stages, side, build, out):
     stages.run('attention', 40, f'build/{side}/bench_attention {what["attention"]}', stdout='attention.jsonl')
     stages.run('trainer', 60, f'{train} {what["trainer"]} {data} --log {out}/trainer.jsonl')
     stages.run('tp8', 40, f'{train} {what["tp8"]} {data} --tp 8 --sync-factor 0.5 --log {out}/tp8.jsonl')
-    stages.run('decode', 40, f'{train} {what["trainer"]} {data} --steps 1 --out {model}',
-               f'{train} --checkpoint {model} --tokenizer dev/golden/gpt2/vocab.json --prompt a --generate {what["generate"]} --ignore-eos')
+    decode = f'{train} --checkpoint {model} --tokenizer dev/golden/gpt2/vocab.json --prompt a --generate {what["generate"]} --ignore-eos'
+    stages.run('decode', 40, f'{train} {what["trainer"]} {data} --steps 1 --out {model}', decode)
+    stages.run('decode_no_graph', 30, decode + ' --no-graph')
     stages.run('kernels_lab', 20, f'build/{side}/lab {what["lab"]}')
     if side == 'simt' or not shutil.which('compute-sanitizer'):
         stages.note('sanitizer', 'skipped', why='no GPU' if side == 'simt' else 'there is no compute-sanitizer')
@@ -188,6 +189,13 @@ def training(path, flags, device):
     return dict(flags=flags, tokens_per_second=rate, share_of_peak=share)
 
 
+def decode_speed(log):
+    """Tokens, tokens/s, seconds of the first, and how many steps were launched as a graph; None if nothing was said."""
+    text = open(log, errors='replace').read() if os.path.exists(log) else ''
+    said = re.search(r'\[(\d+) tokens, ([\d.]+) tokens/s after the first, which took ([\d.]+) s(?:; (\d+) of the steps by one launch each)?\]', text)
+    return said and (int(said.group(1)), float(said.group(2)), float(said.group(3)), int(said.group(4) or 0))
+
+
 def collect(stages, side, out):
     what = SIDES[side]
     name = 'emulated' if side == 'simt' else gpu()['name']
@@ -210,12 +218,16 @@ def collect(stages, side, out):
     stages.check('trainer', len(finite_losses(os.path.join(out, 'trainer.jsonl'))) >= 4, 'losses are missing, or not finite')
     result['tp8_losses'] = finite_losses(os.path.join(out, 'tp8.jsonl'))
     stages.check('tp8', len(result['tp8_losses']) >= 3, f'losses {result["tp8_losses"]}')
-    log = os.path.join(out, 'decode.log')
-    spoken = re.search(r'\[(\d+) tokens, ([\d.]+) tokens/s after the first, which took ([\d.]+) s', open(log, errors='replace').read()) if os.path.exists(log) else None
-    result['decode_tokens_per_second'], result['first_token_seconds'] = (float(spoken.group(2)), float(spoken.group(3))) if spoken else (None, None)
+    result['decode_tokens_per_second'], result['first_token_seconds'] = {}, None
+    for stage, graph in (('decode', True), ('decode_no_graph', False)):
+        said = decode_speed(os.path.join(out, stage + '.log'))
+        stages.check(stage, said and said[0] == what['generate'], 'the tokens that were asked for did not come')
+        stages.check(stage, said and (said[3] > 0) == graph, 'steps are launched as a graph where they should not be, or are not where they should')
+        if said:
+            result['decode_tokens_per_second']['graph' if graph else 'no graph'] = said[1]
+            result['first_token_seconds'] = result['first_token_seconds'] or said[2]
     result['attention'] = records(os.path.join(out, 'attention.jsonl'))
     stages.check('attention', result['attention'], 'nothing was measured')
-    stages.check('decode', spoken and int(spoken.group(1)) == what['generate'], 'the tokens that were asked for did not come')
     result['stages'] = stages.done
     return result
 
@@ -242,8 +254,8 @@ def write_report(result, out):
     lines += [f'{s["model"]:<24}{s["recompute"]:>10}{s["tokens_per_second"]:>14,.0f}{percent(s["share_of_peak"]):>9}' for s in result['steps']]
     if result['trainer']:
         lines.append(f'{"the trainer, 130m" if result["peaks"] else "the trainer":<34}{result["trainer"]["tokens_per_second"]:>14,.0f}{percent(result["trainer"]["share_of_peak"]):>9}')
-    if result['decode_tokens_per_second'] is not None:
-        lines.append(f'{"decode, one sequence":<34}{result["decode_tokens_per_second"]:>14,.1f}   first token after {result["first_token_seconds"]} s')
+    for how, rate in result['decode_tokens_per_second'].items():
+        lines.append(f'{"decode, one sequence, " + how:<34}{rate:>14,.1f}   first token after {result["first_token_seconds"]} s')
     lines += attention_lines(result['attention'])
     for model, rows in result['ops'].items():
         lines += ['', f'{model:<34}{"calls":>6}{"ms each":>10}{"ms":>9}{"TFLOP/s":>9}{"GB/s":>8}{"of roof":>9}']

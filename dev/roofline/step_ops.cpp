@@ -26,7 +26,6 @@
 #include "llmc/launch.h"
 #include "llmc/logger.h"
 #include "llmc/read_ahead.h"
-#include "llmc/sampler.h"
 #include "llmc/schedule.h"
 #include "llmc/tensors.h"
 #include "llmc/timed_ops.h"
@@ -84,6 +83,7 @@ inline json value(DType t) { return dtype_name(t); }
 inline json value(GradMode mode) { return mode == GradMode::ADD ? "add" : "write"; }
 inline json value(NormKind kind) { return kind.rms ? "rms" : "layer"; }
 inline json value(const AdamW&) { return json(); }
+inline json value(const Sampling& how) { return how.temperature; }
 
 // One of `size` ranks, the others of which are only counted.
 class TracedComm : public Comm {

@@ -492,7 +492,7 @@ TEXT = ['the quick brown fox jumps over the lazy dog', 'a trainer that people re
         'half the traffic for the same loss', 'grüße aus köln, naïve façade', 'emoji 🙂 and 漢字 end here']
 
 
-def make_text_model(d, tp=2, p=0.5, steps=30, tokenizer=None):
+def make_text_model(d, tp=2, p=0.5, steps=30, tokenizer=None, flags=()):
     rng = random.Random(3)
     with open(f'{d}/text.txt', 'w') as f:
         f.write('\n'.join(rng.choice(TEXT) for _ in range(3000)))
@@ -504,7 +504,7 @@ def make_text_model(d, tp=2, p=0.5, steps=30, tokenizer=None):
     with open(f'{d}/t.json') as f:
         vocab = json.load(f)['tokenizer']['vocab']
     ok(SMALL + ['--vocab', vocab, '--seq', 64, '--train', f'{d}/t_[0-9]*.bin', '--tp', tp, '--sync-factor', p, '--steps', steps, '--out', f'{d}/model', '--tokenizer', tokenizer,
-                '--sample-every', 10, '--val', f'{d}/t_[0-9]*.bin', '--val-batches', 0, '--log', f'{d}/log', '--lr', '0.02', '--global-batch', 8])
+                '--sample-every', 10, '--val', f'{d}/t_[0-9]*.bin', '--val-batches', 0, '--log', f'{d}/log', '--lr', '0.02', '--global-batch', 8, *flags])
     return ['--checkpoint', f'{d}/model', '--tokenizer', tokenizer]
 
 

@@ -107,6 +107,23 @@ def test_checkpoints_and_text_are_the_cpus(d):
     expect(records(f'{d}/log')[-1]['step'] == 32, 'the run on the CPU is not gone on with')
 
 
+def test_generation_with_and_without_graphs(d):
+    """Decode steps launched as a graph: T = 1, and T = 2 by NCCL; kernel by kernel: --no-graph, and T = 2 where ranks meet on the host."""
+    greedy, drawn = ['--temperature', 0], ['--temperature', 0.9, '--top-k', 30, '--top-p', 0.9, '--seed', 5]
+    for tp, flags in ((1, ['--arch', 'gpt', '--positions', 'learned']), (2, [])):
+        os.makedirs(f'{d}/{tp}')
+        use = make_text_model(f'{d}/{tp}', tp=tp, steps=20, flags=flags)
+        for how in (greedy, drawn):
+            args = use + ['--generate', 25, '--prompt', 'the quick', '--ignore-eos'] + how
+            wanted = ok(args).stdout
+            for env in (None, NCCL):
+                for no_graph in ([], ['--no-graph']):
+                    found = simt(args + no_graph, env=env)
+                    expect(found.stdout == wanted, f'tp {tp} {how} {no_graph} {env}: {found.stdout!r}, on the CPU {wanted!r}')
+                    launches = 0 if no_graph or (tp == 2 and not env) else 23  # the prompt's step, and one before the recording
+                    expect((f'; {launches} of the steps by one launch each' in found.stderr) == (launches > 0), f'tp {tp} {no_graph} {env}: {found.stderr}')
+
+
 def test_the_box_says_where_it_runs(d):
     args = SMALL + make_data(d) + ['--tp', 2, '--steps', 1]
     for (by_mpi, env), words in zip(KINDS, ('one kernel for all ranks', 'through the host', 'NCCL')):

@@ -48,10 +48,11 @@ TYPED_TEST(Ops, Rope) {
             sin[i] = (float)std::sin(0.37 * i);
         }
         const float *c = rotate ? cos.data() : nullptr, *s = rotate ? sin.data() : nullptr;
+        const int first = (int)d.pos0;
         const auto qkv = random_values<X>(d.B * d.S * d.width(), 1);
         auto [q, k, v] = for_any_threads([&](Run& run) {
             Vec<X> q(d.B * d.NH * d.S * d.HS), k(kv_size, X(0.0f)), v(kv_size, X(0.0f));
-            rope_split_forward(q.data(), k.data(), v.data(), qkv.data(), c, s, d.pos0, d.S_kv(), d.B, d.S, d.NH, d.KVH, d.HS, run);
+            rope_split_forward(q.data(), k.data(), v.data(), qkv.data(), c, s, d.pos0 ? &first : nullptr, d.S_kv(), d.B, d.S, d.NH, d.KVH, d.HS, run);
             return std::tuple(q, k, v);
         });
         Doubles want_q, want_k, want_v;
@@ -102,12 +103,13 @@ void attention_reference(Doubles* att, Doubles* lse, Doubles* p, const Doubles& 
 
 template <typename X>
 void test_attention(Heads d, double spread) {
+    const int first = (int)d.pos0;
     const auto q = random_values<X>(d.B * d.NH * d.S * d.HS, 1, spread), k = random_values<X>(d.B * d.KVH * d.S_kv() * d.HS, 2, spread);
     const auto v = random_values<X>(k.size(), 3);
     auto [att, lse] = for_any_threads([&](Run& run) {
         Vec<X> att(q.size());
         Vec<float> lse(d.B * d.NH * d.S);
-        attention_forward(att.data(), lse.data(), q.data(), k.data(), v.data(), d.pos0, d.S_kv(), d.B, d.S, d.NH, d.KVH, d.HS, run);
+        attention_forward(att.data(), lse.data(), q.data(), k.data(), v.data(), d.pos0 ? &first : nullptr, d.S_kv(), d.B, d.S, d.NH, d.KVH, d.HS, run);
         return std::tuple(att, lse);
     });
     const Doubles qd = doubles(q), kd = doubles(k), vd = doubles(v);

@@ -9,13 +9,14 @@ namespace {
 struct Case {
     i64 B, S, NH, KVH, HS, pos0 = 0, shift = 0;
     double spread = 1.0;
+    i64 spare = pos0 > 0 ? 3 : 0;  // room in the cache after the last position
 };
 
 template <typename X>
 void test_attention(const Case& d) {
     SCOPED_TRACE(format("B %d S %d NH %d KVH %d HS %d pos0 %d shift %d", (int)d.B, (int)d.S, (int)d.NH, (int)d.KVH, (int)d.HS, (int)d.pos0,
                         (int)d.shift));
-    const i64 S_kv = d.pos0 + d.S + (d.pos0 > 0 ? 3 : 0), queries = d.B * d.NH * d.S, keys = d.B * d.KVH * S_kv;
+    const i64 S_kv = d.pos0 + d.S + d.spare, queries = d.B * d.NH * d.S, keys = d.B * d.KVH * S_kv;
     const auto qs = random_values<X>(queries * d.HS, 1, d.spread), grads = random_values<X>(queries * d.HS, 4);
     auto ks = random_values<X>(keys * d.HS, 2, d.spread), vs = random_values<X>(keys * d.HS, 3);
     for (i64 i = 0; i < keys * d.HS; i++) {  // a cache holds anything after the last position
@@ -31,8 +32,9 @@ void test_attention(const Case& d) {
             Memory<X> datt(grads, side, d.shift), dq(queries * d.HS, side, d.shift), dk(keys * d.HS, side, d.shift),
                 dv(keys * d.HS, side, d.shift);
             Memory<float> lse(queries, side);
-            OP(attention_forward, att.data, lse.data, q.data, k.data, v.data, d.pos0, S_kv, d.B, d.S, d.NH, d.KVH, d.HS);
-            if (d.pos0 > 0) { return std::tuple(att.values(), lse.values(), Vec<X>{}, Vec<X>{}, Vec<X>{}); }
+            Memory<int> pos0(Vec<int>{(int)d.pos0}, side);
+            OP(attention_forward, att.data, lse.data, q.data, k.data, v.data, d.pos0 ? pos0.data : nullptr, S_kv, d.B, d.S, d.NH, d.KVH, d.HS);
+            if (S_kv > d.S) { return std::tuple(att.values(), lse.values(), Vec<X>{}, Vec<X>{}, Vec<X>{}); }
             OP(attention_backward, dq.data, dk.data, dv.data, datt.data, att.data, lse.data, q.data, k.data, v.data, d.B, d.S, d.NH, d.KVH,
                d.HS);
             return std::tuple(att.values(), lse.values(), dq.values(), dk.values(), dv.values());
@@ -65,6 +67,8 @@ TYPED_TEST(Kernels, AttentionWithCache) {
                                    {2, 1, 2, 1, 100, 301},
                                    {1, 1, 2, 2, 33, 701},
                                    {1, 1, 70, 1, 20, 256},
+                                   {2, 1, 4, 2, 20, 255, 0, 1.0, 300},  // parts of the cache that hold no keys yet
+                                   {1, 1, 2, 1, 48, 0, 0, 1.0, 700},
                                    {2, 5, 4, 2, 20, 63},
                                    {1, 50, 1, 1, 20, 33},  // a block of keys whose first only the last query of a warp sees
                                    {1, 70, 2, 1, 33, 64}}) {
@@ -77,7 +81,7 @@ TYPED_TEST(Kernels, AttentionRefuses) {
     TypeParam* none = nullptr;
     EXPECT_THROW(gpu::attention_forward(none, nullptr, none, none, none, 0, 2, 1, 2, 1, 1, 257, run), Error)
         << "a head wider than the tiles";
-    EXPECT_THROW(gpu::attention_forward(none, nullptr, none, none, none, 3, 4, 1, 2, 1, 1, 8, run), Error) << "a cache that is too short";
+    EXPECT_THROW(gpu::attention_forward(none, nullptr, none, none, none, 0, 4, 1, 5, 1, 1, 8, run), Error) << "a cache that is too short";
     EXPECT_THROW(gpu::attention_forward(none, nullptr, none, none, none, 0, 2, 1, 2, 3, 2, 8, run), Error) << "heads that make no groups";
 }
 
@@ -110,10 +114,11 @@ float first_of_attention(Side& side, i64 S, i64 S_kv, i64 pos0, bool backward) {
     Memory<X> q(random_values<X>(queries, 1), side), k(random_values<X>(keys, 2), side), v(random_values<X>(keys, 3), side);
     Memory<X> att(random_values<X>(queries, 4), side), dq(queries, side), dk(keys, side), dv(keys, side);
     Memory<float> lse(random_values<float>(B * NH * S, 5), side);
+    Memory<int> first(Vec<int>{(int)pos0}, side);
     if (backward) {
         OP(attention_backward, dq.data, dk.data, dv.data, att.data, att.data, lse.data, q.data, k.data, v.data, B, S, NH, KVH, HS);
     } else {
-        OP(attention_forward, att.data, lse.data, q.data, k.data, v.data, pos0, S_kv, B, S, NH, KVH, HS);
+        OP(attention_forward, att.data, lse.data, q.data, k.data, v.data, first.data, S_kv, B, S, NH, KVH, HS);
     }
     return (float)(backward ? dq : att).values()[0];
 }

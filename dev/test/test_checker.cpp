@@ -391,6 +391,28 @@ protected:
         cuda_check(cudaStreamWaitEvent(waits.stream, event, 0));
     }
 };
+TEST_F(CheckerOfStreams, MissingWaitInAGraph) {
+    for (const bool waits : {true, false}) {
+        cudaGraph_t graph;
+        cudaGraphExec_t instance;
+        cuda_check(cudaStreamBeginCapture(run.stream, cudaStreamCaptureModeThreadLocal));
+        wait(other, run);
+        launch(write_kernel, {1, 40}, other, a.data);
+        if (waits) { wait(run, other); }
+        launch(read_kernel, {1, 40}, run, b.data, a.data);
+        wait(run, other);
+        cuda_check(cudaStreamEndCapture(run.stream, &graph));
+        cuda_check(cudaGraphInstantiateWithFlags(&instance, graph, 0));
+        const auto replay = [&] {
+            for (int i = 0; i < 2; i++) { cuda_check(cudaGraphLaunch(instance, run.stream)); }
+            finish();
+        };
+        if (waits) { replay(); }
+        else { expect_error(replay, {"_kernel", "a race: ", at(STREAMS + 1), at(STREAMS + 2), "which has not been waited for"}); }
+        cuda_check(cudaGraphExecDestroy(instance));
+        cuda_check(cudaGraphDestroy(graph));
+    }
+}
 TEST_F(CheckerOfStreams, MissingWait) {
     for (const char* when : {"late", "eager"}) {
         setenv("SIMT_STREAMS", when, 1);

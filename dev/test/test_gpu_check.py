@@ -69,7 +69,7 @@ def test_without_a_gpu_it_says_so(d):
 def test_a_report_of_nothing(d):
     """Every stage failed: there is still a report, and a stage for each thing that is missing."""
     stages = gpu_check.Stages(d, 60)
-    for name in ('trainer', 'tp8', 'decode', 'attention', *(gpu_check.step_name(m, l) for m, (_, levels) in gpu_check.SIDES['simt']['steps'].items() for l in levels)):
+    for name in ('trainer', 'tp8', 'decode', 'decode_no_graph', 'attention', *(gpu_check.step_name(m, l) for m, (_, levels) in gpu_check.SIDES['simt']['steps'].items() for l in levels)):
         stages.run(name, 5, 'true')
     gpu_check.write_report(gpu_check.collect(stages, 'simt', d), d)
     expect(len(stages.failed()) == len(stages.done), stages.done)

@@ -10,6 +10,7 @@
 #include "llmc/ops/mlp.cuh"
 #include "llmc/ops/norm.cuh"
 #include "llmc/ops/rope.cuh"
+#include "llmc/ops/sample.cuh"
 #include "kernels_testing.h"
 
 namespace gpu {
@@ -177,7 +178,8 @@ TYPED_TEST(Kernels, Rope) {
                 Memory<X> dqkv((i64)qkv.size(), side, d.shift);
                 Memory<float> cos_table(cosines, side), sin_table(sines, side);
                 const float *c = rotate ? cos_table.data : nullptr, *s = rotate ? sin_table.data : nullptr;
-                OP(rope_split_forward, q.data, k.data, v.data, in.data, c, s, d.pos0, S_kv, d.B, d.S, d.NH, d.KVH, d.HS);
+                Memory<int> pos0(Vec<int>{(int)d.pos0}, side);
+                OP(rope_split_forward, q.data, k.data, v.data, in.data, c, s, d.pos0 ? pos0.data : nullptr, S_kv, d.B, d.S, d.NH, d.KVH, d.HS);
                 OP(rope_split_backward, dqkv.data, q_grad.data, k_grad.data, v_grad.data, c, s, d.B, d.S, d.NH, d.KVH, d.HS);
                 return std::tuple(q.values(), k.values(), v.values(), dqkv.values());
             },
@@ -263,11 +265,11 @@ TYPED_TEST(Kernels, Embedding) {
         for (bool second : {false, true}) {
             compare(
                 [&](Side& side) {
-                    Memory<int> tokens(token_values, side);
+                    Memory<int> tokens(token_values, side), pos0(Vec<int>{(int)d.pos0}, side);
                     Memory<X> x(N * d.C, side, d.shift), table(wte, side, d.shift), positions(wpe, side, d.shift);
                     Memory<float> grad(dx, side, d.shift), dwte(before, side, d.shift), dwpe(before_p, side, d.shift);
                     const X* p = second ? positions.data : nullptr;
-                    OP(embedding_forward, x.data, tokens.data, table.data, p, vocab, d.B, d.S, d.C, d.pos0);
+                    OP(embedding_forward, x.data, tokens.data, table.data, p, vocab, d.B, d.S, d.C, d.pos0 ? pos0.data : nullptr);
                     OP(embedding_backward, dwte.data, grad.data, tokens.data, vocab, N, d.C, MODES[second]);
                     OP(position_backward, dwpe.data, grad.data, d.B, d.S, d.C, P, MODES[second]);
                     return std::tuple(x.values(), dwte.values(), dwpe.values());
@@ -355,6 +357,32 @@ TEST(Kernels, ProductOnTensorCores) {  // the wrappers of ptx.cuh
                     return std::tuple(c.values());
                 },
                 {{"c", 1e-5}});
+        }
+    }
+}
+
+TEST(SampleKernel, ChoosesAsTheLoop) {
+    const Vec<Sampling> settings{{0.0, 0, 1.0}, {}, {0.6, 40, 1.0}, {1.5, 0, 0.9}, {100.0, 30, 0.999}, {1e-9, 2, 0.1}, {3.0, 50, 0.5}};
+    for (i64 V : {1, 2, 31, 33, 257, 1025, 2600}) {  // one thread's, a warp's, a block's, several for each thread
+        for (i64 kind = 0; kind < (V < 100 ? 3 : 1); kind++) {
+            auto logits = random_values<float>(V, V, 5.0);
+            for (i64 i = 3; i < V; i += 5) { logits[i] = logits[i - 1]; }  // equal ones
+            logits[V / 2] = -INFINITY;
+            if (kind == 1) { logits[V - 1] = logits[V / 3] = -0.0f, logits[V / 2] = 0.0f; }
+            if (kind == 2) { logits[V - 1] = logits[V / 3] = NAN; }
+            for (size_t i = V < 1000 ? 0 : settings.size() - 1; i < settings.size(); i++) {
+                const auto chosen = compare(
+                    [&](Side& side) {
+                        Memory<float> l(logits, side);
+                        Memory<int> token(2, side), position(Vec<int>{7}, side);
+                        Memory<uint64_t> random(Vec<uint64_t>{12345 + i}, side);
+                        for (int rows : {2, 3}) { OP(sample_token, token.data + rows - 2, position.data, rows, random.data, l.data, V, settings[i]); }
+                        const uint64_t state = random.values()[0];
+                        return std::tuple(token.values(), position.values(), Vec<int>{(int)(state >> 40), (int)(state >> 20 & 0xFFFFF), (int)(state & 0xFFFFF)});
+                    },
+                    {{"token", 0.0}, {"position", 0.0}, {"random state", 0.0}});
+                for (int token : std::get<0>(chosen)) { EXPECT_EQ(token < 0, kind == 2) << token; }
+            }
         }
     }
 }

@@ -105,6 +105,63 @@ TEST_F(ManyRanks, NcclCommGivesTheSumsOfTheHosts) {
     }
 }
 
+// The exchanges of a step, in flight beside other work, as they are and from a graph.
+TEST_F(ManyRanks, RecordedExchanges) {
+    for (const char* when : {"late", "eager"}) {
+        setenv("SIMT_STREAMS", when, 1);
+        for (int size : {1, 2, 3}) {
+            EXPECT_EQ(run_ranks(size,
+                                [&](Rank& rank) {
+                                    const auto comm = nccl::group(rank.host, rank.run, PATIENCE);
+                                    EXPECT_TRUE(comm->can_be_recorded());
+                                    Vec<float> wanted = start_values<float>(100, rank.host.rank, 3);
+                                    Array<float> found(wanted, rank.run), gathered(Vec<float>(4 * size), rank.run);
+                                    ::Graph graph;
+                                    int calls = 0;
+                                    const auto step = [&] {
+                                        calls++;
+                                        const auto first = comm->start_all_reduce(found.data, 50, DType::FP32, Traffic::TP_LAYERS);
+                                        const auto second = comm->start_all_reduce(found.data + 50, 50, DType::FP32, Traffic::TP_LAYERS);
+                                        comm->wait(first), comm->wait(second);
+                                        comm->all_gather(found.data + 30, gathered.data, 4 * sizeof(float), Traffic::LOSS);
+                                        cuda_check(cudaMemcpyAsync(found.data, gathered.data, 4 * sizeof(float), cudaMemcpyDeviceToDevice, rank.run.stream));
+                                    };
+                                    for (int i = 0; i < 5; i++) {
+                                        rank.run.replay(graph, step);
+                                        rank.host.all_reduce(wanted.data(), 50, DType::FP32, Traffic::OTHER);
+                                        rank.host.all_reduce(wanted.data() + 50, 50, DType::FP32, Traffic::OTHER);
+                                        Vec<float> all(4 * size);
+                                        rank.host.all_gather(wanted.data() + 30, all.data(), 4 * sizeof(float), Traffic::OTHER);
+                                        std::copy(all.begin(), all.begin() + 4, wanted.begin());
+                                        if (i % 2) { EXPECT_TRUE(same_bits(found.values(), wanted)) << "step " << i; }  // sometimes two are on their way
+                                        if (i == 2) { comm->all_reduce(found.data, 0, DType::FP32, Traffic::OTHER), comm->poll(); }
+                                    }
+                                    EXPECT_EQ(calls, 2);
+                                    EXPECT_TRUE(same_bits(found.values(), wanted));
+                                    comm->update_stats();
+                                }),
+                      Vec<std::string>(size));
+        }
+    }
+}
+TEST_F(ManyRanks, ARankThatDoesNotReplayEndsTheOthersWait) {
+    const auto errors = run_ranks(2, [](Rank& rank) {
+        const auto comm = nccl::group(rank.host, rank.run, /*timeout=*/0.2);
+        Array<float> a(Vec<float>(64, 1.0f), rank.run);
+        ::Graph graph;
+        const auto step = [&] { comm->all_reduce(a.data, 64, DType::FP32, Traffic::OTHER); };
+        for (int i = 0; i < 2 + (rank.host.rank == 0); i++) { rank.run.replay(graph, step); }
+        const auto wait = [&] {
+            while (cudaStreamQuery(rank.run.stream) == cudaErrorNotReady) { comm->poll(); }
+        };
+        const std::string error = rank.host.rank == 0 ? error_of(wait) : (wait(), "");
+        rank.host.barrier();
+        check(error.empty(), "%s", error.c_str());
+    });
+    expect_parts(errors[0], {"recorded collectives of rank 0 of 2 have not ended within 0.2 s", "HINT"});
+    EXPECT_EQ(errors[1], "");
+}
+
 // Rows and columns of a grid of ranks: two groups for each rank, on streams of their own, in flight together.
 TEST_F(ManyRanks, TwoGroupsOfEachRank) {
     std::deque<LocalGroup> rows, columns;
@@ -299,6 +356,7 @@ TEST_F(ManyRanks, ARankThatHangsEndsTheOthersWait) {
         wait_and_poll(rank.run, *comm);
         std::this_thread::sleep_for(std::chrono::milliseconds(300));
         comm->poll();  // late, but done
+        rank.host.barrier();
         if (rank.host.rank == 0) { comm->all_reduce(a.data, 64, DType::FP32, Traffic::OTHER); }
         const std::string error = rank.host.rank == 0 ? error_of([&] { wait_and_poll(rank.run, *comm); }) : "";
         rank.host.barrier();

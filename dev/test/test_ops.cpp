@@ -1,4 +1,6 @@
 // The ops but attention and the classifier (test_attention.cpp), and the vectors they are made of.
+#include <numeric>
+
 #include "llmc/gemm.h"
 #include "llmc/simd.h"
 #include "ops_testing.h"
@@ -58,9 +60,10 @@ TYPED_TEST(Ops, Embedding) {
         const auto wte = random_values<X>(vocab.size() * C, 1), wpe = random_values<X>((pos0 + S) * C, 2);
         const auto dx = random_values<float>(N * C, 3);
         for (bool positions : {false, true}) {
+            const int first = (int)pos0;
             auto [x] = for_any_threads([&, B = B, S = S, C = C, pos0 = pos0](Run& run) {
                 Vec<X> x(N * C, X(9.0f));
-                embedding_forward(x.data(), tokens.data(), wte.data(), positions ? wpe.data() : nullptr, vocab, B, S, C, pos0, run);
+                embedding_forward(x.data(), tokens.data(), wte.data(), positions ? wpe.data() : nullptr, vocab, B, S, C, pos0 ? &first : nullptr, run);
                 return std::tuple(x);
             });
             Doubles want(N * C, 0.0);
@@ -434,6 +437,63 @@ TYPED_TEST(Ops, SumsOfSquares) {
         EXPECT_TRUE(std::fabs(sums[0] - squares) <= 1e-12 * squares);
         EXPECT_TRUE(std::fabs(sums[1] - differences) <= 1e-6 * differences);  // a - scale * b is rounded to fp32
     }
+}
+
+// The choice, in double precision: the coin lies in the token's part of the kept tokens' probabilities, to 1e-6 of all.
+TEST(Sampling, ChoosesByProbability) {
+    ::Run run(1);
+    for (i64 V : {1, 2, 7, 100, 1001}) {
+        auto logits = random_values<float>(V, V, 6.0);
+        for (i64 i = 3; i < V; i += 5) { logits[i] = logits[i - 1]; }  // equal ones
+        for (const Sampling& how : Vec<Sampling>{{}, {0.7, 0, 1.0}, {1.0, 5, 1.0}, {1.5, 0, 0.8}, {3.0, 50, 0.5}, {1e4, 3, 1.0}, {0.5, 1, 1e-9}}) {
+            Vec<int> order(V);
+            std::iota(order.begin(), order.end(), 0);
+            const auto p = [&](int i) { return std::exp(((double)logits[i] - *std::max_element(logits.begin(), logits.end())) / how.temperature); };
+            const bool cut = (how.top_k > 0 && how.top_k < V) || how.top_p < 1;
+            if (cut) { std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return logits[a] > logits[b]; }); }
+            if (how.top_k > 0 && how.top_k < V) { order.resize(how.top_k); }
+            double total = 0;
+            for (int i : order) { total += p(i); }
+            double nucleus = 0;
+            size_t kept = 0;
+            while (kept < order.size() && (how.top_p == 1 || kept == 0 || nucleus < how.top_p * total)) { nucleus += p(order[kept++]); }
+            order.resize(kept), total = nucleus;
+            for (uint64_t seed = 0; seed < 300; seed++) {
+                uint64_t state = seed * 77, z = state + 0x9E3779B97F4A7C15u;  // SplitMix64, as published
+                z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u, z = (z ^ (z >> 27)) * 0x94D049BB133111EBu, z ^= z >> 31;
+                const double coin = std::ldexp((double)(z >> 11), -53);
+                int token = -1, position = 5;
+                sample_token(&token, &position, 3, &state, logits.data(), V, how, run);
+                EXPECT_EQ(position, 8);
+                EXPECT_EQ(state, seed * 77 + 0x9E3779B97F4A7C15u);
+                const auto place = std::find(order.begin(), order.end(), token);
+                ASSERT_TRUE(place != order.end()) << "token " << token << " of " << V << " is not kept";
+                double before = 0;
+                for (auto i = order.begin(); i != place; ++i) { before += p(*i); }
+                const double low = before / total - 1e-6, high = (before + p(token)) / total + 1e-6;
+                EXPECT_TRUE(low <= coin && coin <= high) << "V " << V << ": " << coin << " of token " << token << " in [" << low << ", " << high << "]";
+            }
+        }
+    }
+}
+TEST(Sampling, WhatIsNotDrawn) {
+    ::Run run(1);
+    const float inf = INFINITY;
+    uint64_t state = 3;
+    int position = 0;
+    const auto token = [&](Vec<float> logits, double temperature) {
+        int token;
+        sample_token(&token, &position, 1, &state, logits.data(), (i64)logits.size(), {temperature, 0, 1.0}, run);
+        return token;
+    };
+    EXPECT_EQ(token({1, 4, 4, 2}, 0), 1);
+    EXPECT_EQ(token({1, NAN, 4, -NAN}, 0), -1 - 1);
+    EXPECT_EQ(token({1, 5, 4, -NAN}, 1), -1 - 3);
+    EXPECT_EQ(state, 3u);
+    EXPECT_EQ(token({1, inf, 4, inf}, 1), 1);
+    EXPECT_EQ(token({-inf, -inf, -inf}, 1), 0);
+    EXPECT_EQ(token({-inf, -1e30f, -inf}, 1), 1);
+    EXPECT_NE(state, 3u);
 }
 
 }  // namespace

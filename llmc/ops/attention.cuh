@@ -115,9 +115,9 @@ void attend_one(X* o, float* lse, const X* q, const X* k, const X* v, i64 keys, 
 }
 
 template <typename X>
-void attention_forward(X* att, float* lse, const X* q, const X* k, const X* v, i64 pos0, i64 S_kv, i64 B, i64 S, i64 NH, i64 KVH, i64 HS,
-                       Run& run) {
-    const i64 blocks = ceil_div(S, QUERY_BLOCK), group = div_exact(NH, KVH, "query heads over key-value heads");
+void attention_forward(X* att, float* lse, const X* q, const X* k, const X* v, const int* pos0, i64 S_kv, i64 B, i64 S, i64 NH, i64 KVH,
+                       i64 HS, Run& run) {
+    const i64 blocks = ceil_div(S, QUERY_BLOCK), group = div_exact(NH, KVH, "query heads over key-value heads"), first = pos0 ? *pos0 : 0;
     run.parallel(B * NH * blocks, [&](i64 item) {
         const i64 bh = item / blocks, b = bh / NH, h = bh % NH;     // a head's blocks in a row: its keys and values stay in L2
         const i64 q0 = (blocks - 1 - item % blocks) * QUERY_BLOCK;  // the longest first: the last items are short
@@ -125,9 +125,9 @@ void attention_forward(X* att, float* lse, const X* q, const X* k, const X* v, i
         X* o = att + ((b * S + q0) * NH + h) * HS;
         const X* from = q + (bh * S + q0) * HS;
         if (S == 1) {
-            attend_one(o, lse + bh, from, k + kv, v + kv, pos0 + 1, HS);
+            attend_one(o, lse + bh, from, k + kv, v + kv, first + 1, HS);
         } else {
-            attend_block(o, NH * HS, lse + bh * S + q0, from, k + kv, v + kv, pos0 + q0, std::min(QUERY_BLOCK, S - q0), HS);
+            attend_block(o, NH * HS, lse + bh * S + q0, from, k + kv, v + kv, first + q0, std::min(QUERY_BLOCK, S - q0), HS);
         }
     });
 }
@@ -258,11 +258,12 @@ namespace gpu {
 constexpr float LOG2_E = 1.44269504f;
 
 struct AttentionSizes {
-    int S, S_kv, pos0, NH, group, HS;  // group: query heads of a key-value head
-    float scale;                       // 1 / sqrt(HS)
-    int copy_width;                    // of all rows that are read and written
-    int step;                          // query s is at position pos0 + step s: 0 where queries are a group's heads (decode)
-    int split;                         // keys that one block takes: blockIdx.y is which of them
+    const int* pos0;             // null: 0
+    int S, S_kv, NH, group, HS;  // group: query heads of a key-value head
+    float scale;                 // 1 / sqrt(HS)
+    int copy_width;              // of all rows that are read and written
+    int step;                    // query s is at position pos0 + step s: 0 where queries are a group's heads (decode)
+    int split;                   // keys that one block takes: blockIdx.y is which of them
 };
 
 // How a block of the forward is cut: WARPS of 16 M queries each, COLUMNS keys at a time, heads padded to WIDTH.
@@ -334,7 +335,8 @@ __global__ void __launch_bounds__(ForwardCut<X, WIDTH>::THREADS, 2)
     X *q_tile = dynamic_shared<X>(), *k_tile = q_tile + ROWS * LD, *v_tile = k_tile + COLUMNS * LD;
     const int blocks = (d.S + ROWS - 1) / ROWS, item = blockIdx.x, head = item / blocks, q0 = (blocks - 1 - item % blocks) * ROWS;
     const int rows = std::min(ROWS, d.S - q0), first = warp_index() * 16 * M;                                        // the warp's first row
-    const int begin = blockIdx.y * d.split, end = std::min(begin + d.split, d.pos0 + (q0 + rows - 1) * d.step + 1);  // keys
+    const int pos0 = d.pos0 ? *d.pos0 : 0, begin = blockIdx.y * d.split, end = std::min(begin + d.split, pos0 + (q0 + rows - 1) * d.step + 1);  // keys
+    if (begin >= end) { return; }  // a part that decode has not come to yet
     const i64 kv = (i64)(head / d.group) * d.S_kv * d.HS, row0 = (i64)head * d.S + q0;
     X* q_rows = q_tile + first * LD;
     const auto fetch_keys = [&](X* tile, const X* from, int key0) {
@@ -347,7 +349,7 @@ __global__ void __launch_bounds__(ForwardCut<X, WIDTH>::THREADS, 2)
     fetch_tile<Cut::THREADS, ROWS, WIDTH>(q_tile, q + row0 * d.HS, d.HS, rows, d.HS, d.copy_width);
     fetch_keys(k_tile, k, begin);
     for (int key0 = begin; key0 < end; key0 += COLUMNS) {
-        const int ahead = key0 - (d.pos0 + (q0 + first) * d.step);  // of the warp's first query
+        const int ahead = key0 - (pos0 + (q0 + first) * d.step);  // of the warp's first query
         const bool visible = first < rows && ahead < 16 * M;        // to any query of the warp
         Sums<M, COLUMNS / 8> s = {};
         copies_wait<0>();
@@ -388,12 +390,13 @@ __global__ void __launch_bounds__(ForwardCut<X, WIDTH>::THREADS, 2)
     store_sums<WIDTH>(att + to, (i64)d.NH * d.HS, o, q_rows, rows - first, d.HS, d.copy_width);
 }
 
-// att (rows, HS) and lse (rows) of the parts, in order. A row a block.
+// att (rows, HS) and lse (rows) of the parts that hold keys, in order. A row a block.
 template <typename X>
 __global__ void __launch_bounds__(THREADS)
     attention_merge_kernel(X* __restrict__ att, float* __restrict__ lse, const float* __restrict__ part_att,
-                           const float* __restrict__ part_lse, int parts, i64 rows, int HS) {
+                           const float* __restrict__ part_lse, const int* __restrict__ pos0, int split, i64 rows, int HS) {
     const i64 row = blockIdx.x;
+    const int parts = (pos0 ? *pos0 : 0) / split + 1;
     float highest = -INFINITY, sum = 0.0f;
     for (int i = 0; i < parts; i++) { highest = fmaxf(highest, part_lse[i * rows + row]); }
     for (int i = 0; i < parts; i++) { sum += exp2_fast((part_lse[i * rows + row] - highest) * LOG2_E); }
@@ -556,13 +559,12 @@ void with_tile_width(i64 HS, const Body& body) {
     }
 }
 template <typename X, typename... Pointers>
-AttentionSizes attention_sizes(i64 S, i64 S_kv, i64 pos0, i64 NH, i64 KVH, i64 HS, Pointers... pointers) {
+AttentionSizes attention_sizes(i64 S, i64 S_kv, const int* pos0, i64 NH, i64 KVH, i64 HS, Pointers... pointers) {
     const i64 group = div_exact(NH, KVH, "query heads over key-value heads");
-    check(pos0 + S <= S_kv && S_kv <= 1 << 30, "attention: %lld keys do not hold %lld queries from position %lld on", (long long)S_kv,
-          (long long)S, (long long)pos0);
-    return {(int)S,
+    check(S <= S_kv && S_kv <= 1 << 30, "attention: %lld queries, and room for %lld keys", (long long)S, (long long)S_kv);
+    return {pos0,
+            (int)S,
             (int)S_kv,
-            (int)pos0,
             narrow<int>(NH),
             narrow<int>(group),
             narrow<int>(HS),
@@ -572,31 +574,32 @@ AttentionSizes attention_sizes(i64 S, i64 S_kv, i64 pos0, i64 NH, i64 KVH, i64 H
             1 << 30};
 }
 
-// One query a head (decode): a key-value head's queries are the rows of one block, and its keys are split over blocks.
+// One query a head (decode): a key-value head's queries are the rows of one block, and its keys are split over blocks: as many as the cache has
+// room for, because the host does not know the position; those without keys end at once.
 constexpr i64 DECODE_KEYS = 256;  // of a part, at least
 template <typename X>
 void attention_decode(X* att, float* lse, const X* q, const X* k, const X* v, i64 kv_heads, AttentionSizes d, Run& run) {
-    const i64 keys = d.pos0 + 1, rows = kv_heads * d.group;
+    const i64 rows = kv_heads * d.group;
     d.S = std::exchange(d.group, 1), d.NH = 1, d.step = 0;
     with_tile_width<X>(d.HS, [&](auto width) {
         using Cut = ForwardCut<X, width>;
         d.split = (int)round_up(DECODE_KEYS, Cut::COLUMNS);
-        const i64 parts = ceil_div(keys, d.split);
+        const i64 parts = ceil_div(d.S_kv, d.split);
         const Shape shape{dim3(blocks(kv_heads * ceil_div(d.S, Cut::ROWS)), blocks(parts)), Cut::THREADS, Cut::BYTES};
         if (parts == 1) {
             launch(attention_forward_kernel<X, width>, shape, run, att, lse, nullptr, q, k, v, d);
         } else {
             float *part_att = run.workspace.get<float>(parts * rows * (d.HS + 1)), *part_lse = part_att + parts * rows * d.HS;
             launch(attention_forward_kernel<X, width>, shape, run, att, part_lse, part_att, q, k, v, d);
-            launch(attention_merge_kernel<X>, {blocks(rows), row_threads(d.HS, 1)}, run, att, lse, part_att, part_lse, (int)parts, rows,
-                   d.HS);
+            launch(attention_merge_kernel<X>, {blocks(rows), row_threads(d.HS, 1)}, run, att, lse, part_att, part_lse, d.pos0, d.split,
+                   rows, d.HS);
         }
     });
 }
 
 template <typename X>
-void attention_forward(X* att, float* lse, const X* q, const X* k, const X* v, i64 pos0, i64 S_kv, i64 B, i64 S, i64 NH, i64 KVH, i64 HS,
-                       Run& run) {
+void attention_forward(X* att, float* lse, const X* q, const X* k, const X* v, const int* pos0, i64 S_kv, i64 B, i64 S, i64 NH, i64 KVH,
+                       i64 HS, Run& run) {
     const AttentionSizes d = attention_sizes<X>(S, S_kv, pos0, NH, KVH, HS, att, q, k, v);
     if constexpr (dtype_of<X> == DType::BF16) {
         const bool training = S > 1 && S_kv == S;  // so pos0 is 0
@@ -616,7 +619,7 @@ void attention_forward(X* att, float* lse, const X* q, const X* k, const X* v, i
 template <typename X>
 void attention_backward(X* dq, X* dk, X* dv, const X* datt, const X* att, const float* lse, const X* q, const X* k, const X* v, i64 B,
                         i64 S, i64 NH, i64 KVH, i64 HS, Run& run) {
-    const AttentionSizes d = attention_sizes<X>(S, S, 0, NH, KVH, HS, dq, dk, dv, datt, att, q, k, v);
+    const AttentionSizes d = attention_sizes<X>(S, S, nullptr, NH, KVH, HS, dq, dk, dv, datt, att, q, k, v);
     if constexpr (dtype_of<X> == DType::BF16) {
         if (run.attention && run.attention->backward(dq, dk, dv, datt, att, lse, q, k, v, {B, S, NH, KVH, HS}, run)) { return; }
     }

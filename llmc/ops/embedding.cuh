@@ -13,7 +13,8 @@
 namespace cpu {
 
 template <typename X>
-void embedding_forward(X* x, const int* tokens, const X* wte, const X* wpe, Range vocab, i64 B, i64 S, i64 C, i64 pos0, Run& run) {
+void embedding_forward(X* x, const int* tokens, const X* wte, const X* wpe, Range vocab, i64 B, i64 S, i64 C, const int* pos0, Run& run) {
+    const i64 first = pos0 ? *pos0 : 0;
     parallel_rows(B * S, C, run, [&](i64 n) {
         X* row = x + n * C;
         if (tokens[n] < vocab.begin || tokens[n] >= vocab.end) {
@@ -25,7 +26,7 @@ void embedding_forward(X* x, const int* tokens, const X* wte, const X* wpe, Rang
             std::copy(embedding, embedding + C, row);
             return;
         }
-        const X* position = wpe + (pos0 + n % S) * C;
+        const X* position = wpe + (first + n % S) * C;
         vector_loop(C, [&](i64 i, auto lanes) { store(row + i, load(embedding + i, lanes) + load(position + i, lanes), lanes); });
     });
 }
@@ -66,20 +67,20 @@ namespace gpu {
 template <typename X, int W>
 __global__ void __launch_bounds__(THREADS)
     embedding_forward_kernel(X* __restrict__ x, const int* __restrict__ tokens, const X* __restrict__ wte, const X* __restrict__ wpe,
-                             i64 vocab_begin, i64 vocab_end, i64 S, i64 C, i64 pos0) {
-    const i64 n = blockIdx.x, token = tokens[n];
+                             i64 vocab_begin, i64 vocab_end, i64 S, i64 C, const int* __restrict__ pos0) {
+    const i64 n = blockIdx.x, token = tokens[n], position = n % S + (pos0 ? *pos0 : 0);
     const bool owned = token >= vocab_begin && token < vocab_end;
     for (i64 i = threadIdx.x * W; i < C; i += blockDim.x * W) {
         Floats<W> value = {};
         if (owned) {
             value = load<W>(wte + (token - vocab_begin) * C + i);
-            if (wpe) { value += load<W>(wpe + (pos0 + n % S) * C + i); }
+            if (wpe) { value += load<W>(wpe + position * C + i); }
         }
         store(x + n * C + i, value);
     }
 }
 template <typename X>
-void embedding_forward(X* x, const int* tokens, const X* wte, const X* wpe, Range vocab, i64 B, i64 S, i64 C, i64 pos0, Run& run) {
+void embedding_forward(X* x, const int* tokens, const X* wte, const X* wpe, Range vocab, i64 B, i64 S, i64 C, const int* pos0, Run& run) {
     const int W = widest<X>;
     with_width<X>(rows_aligned(W, x, C) && rows_aligned(W, wte, C) && rows_aligned(W, wpe, C), [&](auto width) {
         launch(embedding_forward_kernel<X, width>, {blocks(B * S), row_threads(C, width)}, run, x, tokens, wte, wpe, vocab.begin, vocab.end,

@@ -28,12 +28,12 @@ ALWAYS_INLINE void rotate_head(X* to, const X* from, const float* cos, const flo
 }
 
 template <typename X>
-void rope_split_forward(X* q, X* k, X* v, const X* qkv, const float* cos, const float* sin, i64 pos0, i64 S_kv, i64 B, i64 S, i64 NH,
+void rope_split_forward(X* q, X* k, X* v, const X* qkv, const float* cos, const float* sin, const int* pos0, i64 S_kv, i64 B, i64 S, i64 NH,
                         i64 KVH, i64 HS, Run& run) {
     check(!cos || HS % 2 == 0, "rotary positions need an even head size, not %lld", (long long)HS);
-    const i64 width = (NH + 2 * KVH) * HS;
+    const i64 width = (NH + 2 * KVH) * HS, first = pos0 ? *pos0 : 0;
     parallel_rows(B * S, width, run, [&](i64 n) {
-        const i64 b = n / S, s = n % S, t = pos0 + s;
+        const i64 b = n / S, s = n % S, t = first + s;
         const X* from = qkv + n * width;
         const float *c = cos ? cos + t * (HS / 2) : nullptr, *sn = cos ? sin + t * (HS / 2) : nullptr;
         for (i64 h = 0; h < NH; h++, from += HS) { rotate_head(q + ((b * NH + h) * S + s) * HS, from, c, sn, 1.0f, HS); }
@@ -67,9 +67,9 @@ namespace gpu {
 // A row a block, both ways. A thread takes W pairs (i, i + HS/2) of one head, or, where HS is odd and so nothing is rotated, W elements.
 template <typename X, int W, bool FORWARD>
 __global__ void __launch_bounds__(THREADS)
-    rope_split_kernel(X* q, X* k, X* v, X* qkv, const float* __restrict__ cos, const float* __restrict__ sin, i64 pos0, i64 S_kv, i64 S,
-                      int NH, int KVH, int HS) {
-    const i64 n = blockIdx.x, b = n / S, s = n % S, t = pos0 + s;
+    rope_split_kernel(X* q, X* k, X* v, X* qkv, const float* __restrict__ cos, const float* __restrict__ sin, const int* __restrict__ pos0,
+                      i64 S_kv, i64 S, int NH, int KVH, int HS) {
+    const i64 n = blockIdx.x, b = n / S, s = n % S, t = s + (pos0 ? *pos0 : 0);
     const bool pairs = HS % 2 == 0;
     const int half = pairs ? HS / 2 : HS, items = half / W;  // of one head
     for (int item = threadIdx.x; item < (NH + 2 * KVH) * items; item += blockDim.x) {
@@ -95,8 +95,8 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 template <bool FORWARD, typename X>
-void rope_split(X* q, X* k, X* v, X* qkv, const float* cos, const float* sin, i64 pos0, i64 S_kv, i64 B, i64 S, i64 NH, i64 KVH, i64 HS,
-                Run& run) {
+void rope_split(X* q, X* k, X* v, X* qkv, const float* cos, const float* sin, const int* pos0, i64 S_kv, i64 B, i64 S, i64 NH, i64 KVH,
+                i64 HS, Run& run) {
     check(!cos || HS % 2 == 0, "rotary positions need an even head size, not %lld", (long long)HS);
     const i64 half = HS % 2 == 0 ? HS / 2 : HS, heads = NH + 2 * KVH;
     const int W = widest<X>;
@@ -109,14 +109,14 @@ void rope_split(X* q, X* k, X* v, X* qkv, const float* cos, const float* sin, i6
 }
 
 template <typename X>
-void rope_split_forward(X* q, X* k, X* v, const X* qkv, const float* cos, const float* sin, i64 pos0, i64 S_kv, i64 B, i64 S, i64 NH,
+void rope_split_forward(X* q, X* k, X* v, const X* qkv, const float* cos, const float* sin, const int* pos0, i64 S_kv, i64 B, i64 S, i64 NH,
                         i64 KVH, i64 HS, Run& run) {
     rope_split<true>(q, k, v, const_cast<X*>(qkv), cos, sin, pos0, S_kv, B, S, NH, KVH, HS, run);
 }
 template <typename X>
 void rope_split_backward(X* dqkv, const X* dq, const X* dk, const X* dv, const float* cos, const float* sin, i64 B, i64 S, i64 NH, i64 KVH,
                          i64 HS, Run& run) {
-    rope_split<false>(const_cast<X*>(dq), const_cast<X*>(dk), const_cast<X*>(dv), dqkv, cos, sin, 0, S, B, S, NH, KVH, HS, run);
+    rope_split<false>(const_cast<X*>(dq), const_cast<X*>(dk), const_cast<X*>(dv), dqkv, cos, sin, nullptr, S, B, S, NH, KVH, HS, run);
 }
 
 }  // namespace gpu
