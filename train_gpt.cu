@@ -508,6 +508,8 @@ struct Trainer {
     i64 passes_at_once() const { return o.interleave ? 2 : 1; }
     i64 sequences() const { return o.micro_batch / passes_at_once(); }
     i64 passes() const { return o.global_batch / ranks.dp->size / sequences(); }  // of this rank, in a step
+    // Beside the families: what a library takes for attention.
+    AttentionBy attention() const { return attention_by(dtype_of<X>, sequences(), o.seq, model.r.NHr); }
     std::vector<const Arena*> families() const {
         std::vector<const Arena*> all = {&model.parameters, &model.gradients, &state};
         for (const Activations<X>& a : acts) { all.insert(all.end(), {&a.kept, &a.scratch}); }
@@ -874,13 +876,15 @@ json print_header(const Options& o, Trainer<X>& trainer, Ranks& ranks, Logger& l
     }
     for (const Tensor& t : trainer.model.table.tensors()) { here += t.count(); }
     const Volume volume = wire_volume(o, trainer.model.tp, D);
-    i64 bytes = 0;
+    const AttentionBy attention = trainer.attention();
+    i64 bytes = attention.workspace;
     std::string memory;
     nlohmann::ordered_json families = nlohmann::ordered_json::object();
     for (const Arena* arena : trainer.families()) {
         bytes += arena->bytes();
         families[arena->name()] = families.value(arena->name(), (i64)0) + arena->bytes();
     }
+    if (attention.workspace > 0) { families["attention workspace"] = attention.workspace; }
     for (const auto& [name, size] : families.items()) { memory += format("%s%s %.3f", memory.empty() ? "" : ", ", name.c_str(), size.template get<double>() / 1073741824.0); }
     auto row = [&](const char* key, const std::string& text) { log.line("| %-11s| %s", key, text.c_str()); };
     const std::string rule = "+" + std::string(12, '-') + "+" + std::string(96, '-');
@@ -894,10 +898,13 @@ json print_header(const Options& o, Trainer<X>& trainer, Ranks& ranks, Logger& l
     row("sync", T == 1 ? std::string("one rank: no channel is private")
                        : format("p %g: %lld of %lld channels shared, private scale %s, %s on the wire", o.sync_factor, (long long)trainer.model.tp.Ck, (long long)m.channels,
                                 o.private_scale.c_str(), dtype_name(trainer.model.tp.wire)));
-    row("wire", human_bytes(volume.here) + " per rank and step in the layers; " + human_bytes(volume.plain) + " at p = 1");
+    const Blocks<X>& sent = trainer.acts[0].row.out;
+    row("wire", human_bytes(volume.here) + " per rank and step in the layers; " + human_bytes(volume.plain) + " at p = 1" +
+                (T > 1 && sent.ld_shared > sent.Ck ? format(" (rows padded to %lld channels: sent are %s)", (long long)sent.ld_shared,
+                                                             human_bytes(volume.here * (double)sent.ld_shared / (double)sent.Ck).c_str()) : ""));
     row("memory", format("%.3f GiB per rank: %s", bytes / 1073741824.0, memory.c_str()));
     row("numbers", format("%s activations and weights, fp32 master weights, %smoments; GEMM: %s", dtype_name(dtype_of<X>),
-                          o.grad_dtype == "bf16" ? "bf16 gradients in the layers, fp32 " : "gradients, ", gemm_library().c_str()));
+                          o.grad_dtype == "bf16" ? "bf16 gradients in the layers, fp32 " : "gradients, ", gemm_library().c_str()) + (attention.library.empty() ? "" : "; attention: " + attention.library));
     row("batch", format("%lld sequences of %lld = %s tokens a step, micro-batch %lld%s", (long long)o.global_batch, (long long)o.seq, human_count((double)(o.global_batch * o.seq)).c_str(),
                         (long long)o.micro_batch, (std::string(o.interleave ? " in two halves, interleaved" : "") + (o.overlap_batches ? ", the next one under it" : "")).c_str()));
     row("optimiser", format("AdamW, lr %g (%s, warm-up %lld, floor %g), decay %g, clip %g, %lld steps", o.lr, o.schedule.c_str(), (long long)o.warmup, o.min_lr, o.weight_decay, o.clip,
@@ -915,12 +922,21 @@ json print_header(const Options& o, Trainer<X>& trainer, Ranks& ranks, Logger& l
         if (set == train) { row("order", set->order_text()); }
     }
     log.line("%s", rule.c_str());
-    return {{"parameters", all}, {"parameters_per_rank", here}, {"memory_bytes", json(families)}, {"wire_bytes_per_step", volume.here}, {"wire_bytes_per_step_p1", volume.plain}};
+    return {{"parameters", all}, {"parameters_per_rank", here}, {"memory_bytes", json(families)}, {"memory_bytes_total", bytes}, {"wire_bytes_per_step", volume.here}, {"wire_bytes_per_step_p1", volume.plain}};
+}
+
+// What a dry run says of the GPU that it finds.
+void report_fit(i64 bytes, const PlannedDevice& device, Logger& log) {
+    if (device.bytes == 0) { return; }
+    const double need = (double)bytes * device.ranks / 1073741824.0, have = (double)device.bytes / 1073741824.0;
+    const std::string text = format("%.2f GiB for %d rank%s on a GPU (%s) of %.2f GiB", need, device.ranks, device.ranks == 1 ? "" : "s", device.name.c_str(), have);
+    if (need <= have) { log.line("fits: %s, which leaves %.2f GiB for CUDA and its libraries", text.c_str(), have - need); }
+    else { log.line("does not fit: %s\nHINT: lower --micro-batch, raise --recompute, --tp, or --dp with --zero 1", text.c_str()); }
 }
 
 // Refuses what cannot fit before anything is allocated, with the size; the kernel would kill the job without a word.
-void check_memory(const std::vector<const Arena*>& families, const Ranks& ranks) {
-    i64 bytes = 0;
+void check_memory(const std::vector<const Arena*>& families, i64 workspace, const Ranks& ranks) {
+    i64 bytes = workspace;
     for (const Arena* arena : families) { bytes += arena->bytes(); }
     const double need = (double)bytes * ranks.ranks_on_device, have = (double)available_memory();
     check(need <= have, "this run needs %.2f GiB on this %s (%d rank%s), and %.2f GiB are free\nHINT: lower --micro-batch (activations), or raise --recompute; --dry-run shows each part",
@@ -928,11 +944,14 @@ void check_memory(const std::vector<const Arena*>& families, const Ranks& ranks)
     ranks.world->barrier();  // before a sibling takes its share
 }
 
-json bytes_record(const CommStats& before, const CommStats& after) {
+// sent_rows: how the layers' shared channels lie. Where their rows are padded, as on a GPU, the padding is sent too, and is said.
+template <typename X>
+json bytes_record(const CommStats& before, const CommStats& after, const Blocks<X>& sent_rows) {
     auto sent = [&](Traffic t) { return after.bytes[(int)t] - before.bytes[(int)t]; };
     i64 all = 0;
     for (int t = 0; t < (int)Traffic::COUNT; t++) { all += sent((Traffic)t); }
-    return {{"comm_bytes", all}, {"comm_bytes_tp_layers", sent(Traffic::TP_LAYERS)}, {"comm_bytes_embedding", sent(Traffic::EMBEDDING)},
+    const i64 ld = sent_rows.ld_shared, padding = ld > 0 ? sent(Traffic::TP_LAYERS) * (ld - sent_rows.Ck) / ld : 0;
+    return {{"comm_bytes", all}, {"comm_bytes_tp_layers", sent(Traffic::TP_LAYERS)}, {"comm_bytes_padding", padding}, {"comm_bytes_embedding", sent(Traffic::EMBEDDING)},
             {"comm_bytes_loss", sent(Traffic::LOSS)}, {"comm_bytes_dp", sent(Traffic::DP)}, {"comm_bytes_other", sent(Traffic::OTHER)}, {"comm_exposed_seconds", after.exposed_seconds - before.exposed_seconds}};
 }
 CommStats all_stats(const Ranks& ranks) {
@@ -1046,6 +1065,7 @@ int train(const Options& o, Ranks& ranks, Run& run, DataSets& sets) {
     if (o.sample_every > 0 && !o.dry_run) { text.emplace(o.tokenizer, rule, o.shape.vocab); }
     const json facts = print_header(o, trainer, ranks, log, data ? &*data : nullptr, val ? &*val : nullptr);
     if (o.dry_run) {
+        report_fit(facts["memory_bytes_total"], planned_device(ranks), log);
         log.check_said();
         return EXIT_OK;
     }
@@ -1054,7 +1074,7 @@ int train(const Options& o, Ranks& ranks, Run& run, DataSets& sets) {
     check_ranks_agree(ranks, "the newest checkpoint in --out", checkpoint ? checkpoint->step() : -1);
     check_ranks_agree(ranks, "the number format (0 fp32, 1 bf16)", (i64)dtype_of<X>);
     check_ranks_agree(ranks, "the fingerprint of --train's files", (i64)data->identity());
-    check_memory(trainer.families(), ranks);
+    check_memory(trainer.families(), trainer.attention().workspace, ranks);
     std::optional<FolderLock> lock;
     if (!o.out.empty() && speaks) { prepare_folder(o.out), lock.emplace(lock_folder(o.out)); }
     log.open(o.log, !resumed.empty());
@@ -1156,7 +1176,7 @@ int train(const Options& o, Ranks& ranks, Run& run, DataSets& sets) {
         tokens += o.global_batch * o.seq;
         recent.push_back(seconds);
         if (recent.size() > 32) { recent.pop_front(); }
-        const json sent = bytes_record(before, all_stats(ranks));
+        const json sent = bytes_record(before, all_stats(ranks), trainer.acts[0].row.out);
         const double left = std::accumulate(recent.begin(), recent.end(), 0.0) / (double)recent.size() * (double)(o.steps - t);
         log.line("step %*lld/%lld | loss %.4f | norm %.3f | lr %.2e | %s tok/s | comm %2.0f%% | %s left%s", (int)std::to_string(o.steps).size(), (long long)t, (long long)o.steps, result.loss,
                  result.grad_norm, learning_rate(o, t), human_count(rate).c_str(), 100 * sent["comm_exposed_seconds"].get<double>() / seconds, human_duration(left).c_str(),
@@ -1221,7 +1241,7 @@ int use(const Options& o, Ranks& ranks, Run& run) {
     }
     if (!o.eval.empty()) {
         Trainer<X> trainer(o, ranks, run, false);
-        check_memory(trainer.families(), ranks);
+        check_memory(trainer.families(), 0, ranks);
         log.open(o.log, true);
         log.record(run_record(o, ranks, run));
         trainer.allocate();
@@ -1242,7 +1262,7 @@ int use(const Options& o, Ranks& ranks, Run& run) {
     const TextRule text(o.tokenizer, rule, o.shape.vocab);
     text.encode(o.prompt);  // refuses what it must before the weights are read
     Model<X> model(o.shape, make_tensor_parallel(o, ranks), context, 0, DType::FP32, run);
-    check_memory({&model.parameters, &model.rope}, ranks);
+    check_memory({&model.parameters, &model.rope}, 0, ranks);
     model.allocate();
     load(model);
     Generator<X> generator(model, context, !o.no_graph);

@@ -3,7 +3,7 @@
 
 FOLDER holds objects compiled with --coverage, and what runs of their programs have counted. Listed are
   - the lines of namespace gpu, and of the files that are host code of the CUDA build: those that no run has executed, in no instantiation;
-  - the calls of CUDA, cuBLASLt, cuDNN and NCCL in the sources: where no run has come to one.
+  - the calls of CUDA, cuBLASLt, cuDNN and NCCL in the sources: where no run has come to one. A template's argument is called by what is made of it.
 Exit code 1 if there is any but those named in CANNOT.
 """
 
@@ -19,7 +19,7 @@ HOST_FILES = ["llmc/device_cuda.h", "llmc/gemm_cublaslt.h", "llmc/comm_device.h"
 # What cannot be executed without a GPU, and why.
 CANNOT = {
     "cudaLaunchKernelEx": "only nvcc compiles it; the emulator's launch stands in its place, with the same shape and arguments",
-    **dict.fromkeys(("cudnnCreate", "cudnnDestroy", "cudnnSetStream", "cudnnGetErrorString"),
+    **dict.fromkeys(("cudnnCreate", "cudnnDestroy", "cudnnSetStream", "cudnnGetErrorString", "cudnnGetVersion"),
                     "attention by cuDNN (CUDNN=1) needs a GPU; its graphs are computed on the CPU by dev/test/test_attention_cudnn.cpp"),
 }
 API_CALL = re.compile(r"\b((?:cuda|cublas|cudnn|nccl)[A-Z]\w*)(?<!_t)\s*\(")
@@ -28,8 +28,9 @@ DEFINITION = re.compile(r"^(?:cudaError_t|cublasStatus_t|ncclResult_t|const char
 
 
 def executed_lines(folder):
-    """{file: {line: how often}} over all objects: a template's line counts where any instantiation has run it."""
-    counts = defaultdict(lambda: defaultdict(int))
+    """{file: {line: how often}} over all objects: a template's line counts where any instantiation has run it. And the names of what was executed,
+    arguments of templates included."""
+    counts, names = defaultdict(lambda: defaultdict(int)), set()
     data = sorted(folder.glob("*.gcda"))
     if not data:
         sys.exit(f"coverage: no counts in {folder}: run its programs first")
@@ -39,7 +40,8 @@ def executed_lines(folder):
             lines = counts[os.path.normpath(source["file"])]
             for line in source["lines"]:
                 lines[line["line_number"]] += line["count"]
-    return counts
+            names.update(name for f in source["functions"] if f["execution_count"] for name in API_NAME.findall(f["demangled_name"]))
+    return counts, names
 
 
 def text_of(path):
@@ -80,14 +82,15 @@ def count_at(lines, number):
     return next((lines[n] for n in range(number, number - 6, -1) if n in lines), 0)
 
 
-def report_calls(counts, paths):
+def report_calls(counts, executed, paths):
     emulated = {name for path in Path("llmc/simt").glob("*.cpp") for name in DEFINITION.findall(path.read_text())}
     sites = defaultdict(list)  # of each function: (path, line, count)
     for path in paths:
         for number, line in enumerate(text_of(path), 1):
             code = line.split("//")[0]
             for name in sorted({*API_CALL.findall(code), *(set(API_NAME.findall(code)) & emulated)}):
-                sites[name].append((path, number, 0 if name in CANNOT else count_at(counts[path], number)))
+                is_argument = re.search(rf"\b{name}\s*>", code)
+                sites[name].append((path, number, 0 if name in CANNOT else name in executed if is_argument else count_at(counts[path], number)))
     print(f"\n{'calls of CUDA, cuBLASLt, cuDNN, NCCL':40} {'executed':>9} {'not':>5}")
     missed = 0
     for name, places in sorted(sites.items()):
@@ -100,9 +103,9 @@ def report_calls(counts, paths):
 
 
 def main():
-    counts = executed_lines(Path(sys.argv[1]))
+    counts, executed = executed_lines(Path(sys.argv[1]))
     paths = sources()
-    missed = report_lines(counts, paths) + report_calls(counts, paths)
+    missed = report_lines(counts, paths) + report_calls(counts, executed, paths)
     instructions = sum(line.count("asm volatile") for path in paths for line in text_of(path))
     print(f"\n{instructions} statements of inline PTX are compiled by nvcc alone; each has an emulated body in their place.")
     print(f"{missed} lines and calls that can be executed were not")

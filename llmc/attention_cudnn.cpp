@@ -172,6 +172,11 @@ private:
 namespace cudnn {
 
 std::shared_ptr<AttentionLibrary> attention() { return std::make_shared<CudnnAttention>(); }
+std::string version() {
+    const size_t version = cudnnGetVersion();
+    return format("cuDNN %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
+}
+i64 backward_workspace(i64 B, i64 S, i64 NH) { return cudnnGetVersion() < 92500 ? 2 * B * NH * S * S : 0; }
 
 }  // namespace cudnn
 
@@ -180,6 +185,8 @@ std::shared_ptr<AttentionLibrary> attention() { return std::make_shared<CudnnAtt
 namespace cudnn {
 
 std::shared_ptr<AttentionLibrary> attention() { return nullptr; }
+std::string version() { return ""; }
+i64 backward_workspace(i64, i64, i64) { return 0; }
 
 }  // namespace cudnn
 

@@ -31,5 +31,9 @@ namespace cudnn {
 
 // For the rank that runs on the current GPU; null where this build has no cuDNN.
 std::shared_ptr<AttentionLibrary> attention();
+// In words; empty where this build has no cuDNN. No GPU is asked.
+std::string version();
+// Bytes that a backward takes of the run's workspace. It is deterministic: below 9.25 it keeps the gradients of all scores, in bf16.
+i64 backward_workspace(i64 B, i64 S, i64 NH);
 
 }  // namespace cudnn

@@ -52,6 +52,10 @@ struct NormKind {
     bool rms;   // RMSNorm (mean and bias are null), else LayerNorm
     float eps;
 };
+struct AttentionBy {
+    std::string library;
+    i64 workspace;  // bytes
+};
 struct AdamW {
     float lr, beta1, beta2, eps, weight_decay;
     float correction1, correction2;  // 1 - beta^t
@@ -145,6 +149,9 @@ void attention_forward(X* att, float* lse, const X* q, const X* k, const X* v, c
 template <typename X>
 void attention_backward(X* dq, X* dk, X* dv, const X* datt, const X* att, const float* lse, const X* q, const X* k, const X* v, i64 B,
                         i64 S, i64 NH, i64 KVH, i64 HS, Run& run);
+
+// What is asked for training's attention before our own kernels, in words, and the workspace that its backward takes. Empty and 0: nothing.
+AttentionBy attention_by(DType dtype, i64 B, i64 S, i64 NH);
 
 // ---- mlp ------------------------------------------------------------------------------------------------------------
 // h (N,F) = silu(gate) * up, gate_up (N, 2F) = [gate | up].

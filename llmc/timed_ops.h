@@ -130,7 +130,7 @@ TIMED(classifier_stats) TIMED(classifier_loss) TIMED(classifier_backward) TIMED(
 TIMED(adamw_update) TIMED(sums_of_squares) TIMED(sum_of_squared_differences)
 #undef TIMED
 
-using BACKEND::gemm_library;
+using BACKEND::attention_by, BACKEND::gemm_library;
 
 }  // namespace timed
 

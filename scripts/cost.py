@@ -72,9 +72,12 @@ class DryRun:
         return self.batch * self.seq
 
     def wire_dp(self):
-        """Bytes a rank sends in a step for data parallelism: fp32 gradients summed, and under ZeRO-1 bf16 parameters gathered."""
+        """Bytes a rank sends in a step for data parallelism: gradients summed, and under ZeRO-1 bf16 parameters gathered."""
         share = (self.dp - 1) / self.dp
-        return share * self.per_rank * (4 + 2 if self.zero else 2 * 4)
+        gradients = 4 * self.per_rank
+        if 'bf16 gradients' in self.box:
+            gradients -= 2 * (self.matmul_parameters() - self.vocab * self.channels) / self.tp
+        return share * (gradients + 2 * self.per_rank if self.zero else 2 * gradients)
 
 
 UNITS = {'B': 1, 'KB': 1e3, 'kB': 1e3, 'MB': 1e6, 'GB': 1e9, 'TB': 1e12, 'PB': 1e15}

@@ -46,18 +46,19 @@ def largest_micro_batch(device, *flags):
 def print_memory():
     print('# What fits\n\nMade by `scripts/presets.py memory > docs/memory.md` from `./train_gpt --dry-run`.\n')
     print('Each cell: the largest micro-batch (a power of two, 64 at most) and the GiB that a rank needs with it. bf16, p = 0.5, of 79.6 GiB (H100) and\n'
-          f'140.4 GiB (H200) less {RESERVED / GIB:g} for CUDA\'s context and the libraries\' buffers. D = 8: eight data-parallel ranks under ZeRO-1.\n')
-    print('| model | T | D | 80 GB, recompute 0 | 1 | 2 | 141 GB, recompute 0 | 1 | 2 |\n|---|---|---|---|---|---|---|---|---|')
+          f'140.4 GiB (H200) less {RESERVED / GIB:g} for CUDA\'s context and the libraries\' buffers. D = 8: eight data-parallel ranks under ZeRO-1.\n'
+          'Gradients: --grad-dtype.\n')
+    print('| model | T | D | gradients | 80 GB, recompute 0 | 1 | 2 | 141 GB, recompute 0 | 1 | 2 |\n|---|---|---|---|---|---|---|---|---|---|')
     for model in ('1.1b', '7b'):
         for tp in (1, 2, 4, 8):
-            for dp in (1, 8):
+            for dp, grad in ((1, 'fp32'), (1, 'bf16'), (8, 'fp32'), (8, 'bf16')):
                 cells = []
                 for device in (DEVICES['h100'], DEVICES['h200']):
                     for level in (0, 1, 2):
                         best, memory = largest_micro_batch(device, '--model', model, '--tp', tp, '--sync-factor', 0.5, '--dtype', 'bf16', '--dp', dp,
-                                                           '--zero', int(dp > 1), '--recompute', level)
+                                                           '--zero', int(dp > 1), '--grad-dtype', grad, '--recompute', level)
                         cells.append(f'{best}: {memory / GIB:.1f}' if best else f'- ({memory / GIB:.0f})')
-                print(f'| {model} | {tp} | {dp} | {" | ".join(cells)} |', flush=True)
+                print(f'| {model} | {tp} | {dp} | {grad} | {" | ".join(cells)} |', flush=True)
     print('\nA dash: not even one sequence fits, which would need what is in brackets.')
 
 

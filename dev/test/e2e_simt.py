@@ -24,7 +24,7 @@ def simt(args, **kw):
 
 def compare_curves(cpu, gpu, loss, norm, shared_channels):
     """The relative differences of losses and norms of two logs must be within those given. Bytes are equal, but for the rows of shared channels, which are
-    padded to 16 bytes on a GPU."""
+    padded to 16 bytes on a GPU, and for that padding."""
     a, b = records(cpu), records(gpu)
     expect(len(a) == len(b), f'{len(a)} and {len(b)} steps')
     for key, allowed in (('loss', loss), ('grad_norm', norm)):
@@ -34,6 +34,7 @@ def compare_curves(cpu, gpu, loss, norm, shared_channels):
     padded = -(-shared_channels // 8) * 8
     for x, y in zip(a, b):
         expect(sent(x, 'tp_layers', max(shared_channels, 1)) == sent(y, 'tp_layers', max(padded, 1)), f'bytes sent in the layers: {sent(x, "tp_layers")}, {sent(y, "tp_layers")}')
+        expect(x['comm_bytes_padding'] == 0 and x['comm_bytes_tp_layers'] == y['comm_bytes_tp_layers'] - y['comm_bytes_padding'], f'padding: {x}, {y}')
         expect(all(sent(x, kind) == sent(y, kind) for kind in TRAFFIC[1:]), f'bytes sent: {[(kind, sent(x, kind), sent(y, kind)) for kind in TRAFFIC]}')
         expect(y['comm_bytes'] == sum(sent(y, kind) for kind in TRAFFIC), 'bytes sent: a sum')
 
@@ -141,7 +142,19 @@ def test_without_a_gpu(d):
     none = {'SIMT_DEVICES': '0'}
     refused(SMALL + make_data(d) + ['--steps', 1], 1, 'no GPU can be used', 'HINT', program=SIMT, env=none)
     said = simt(['--model', '7b', '--tp', 8, '--dry-run'], env=none).stdout
-    expect('GiB per rank' in said and 'no GPU yet' in said, f'a dry run needs no GPU: {said[:1500]}')
+    expect('GiB per rank' in said and 'no GPU yet' in said and 'fit' not in said, f'a dry run needs no GPU: {said[:1500]}')
+
+
+def test_a_dry_run_says_whether_it_fits(d):
+    have = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30  # an emulated GPU has the host's memory
+    for flags, env, ranks, fits in [(['--tp', 2], None, 2, True), (['--tp', 2], NCCL, 1, True), (['--model', '7b', '--tp', 8], None, 8, False)]:
+        said = simt(SMALL + flags + ['--dry-run'] if fits else flags + ['--dry-run'], env=env).stdout
+        need = ranks * float(said.split('memory     | ')[1].split(' GiB')[0])
+        line = next(line for line in said.splitlines() if 'fit' in line and '|' not in line)
+        found = float(line.split(': ')[1].split(' GiB')[0])
+        expect(abs(found - need) <= 0.006 + 0.001 * ranks and f'for {ranks} rank' in line and f'(emulated) of {have:.2f} GiB' in line, f'{line!r}: {need} of {have}')
+        expect(line.startswith('fits' if fits else 'does not fit') and ('HINT: lower --micro-batch' in said) != fits, said)
+    expect('padded to 16 channels: sent are' in simt(SMALL + ['--tp', 2, '--sync-factor', 0.3, '--dry-run']).stdout, 'padding is not said')
 
 
 if __name__ == '__main__':

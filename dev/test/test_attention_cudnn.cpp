@@ -118,6 +118,12 @@ private:
     i64 right_bound_;
 };
 
+TEST(CudnnAttention, NamesItselfAndWhatItTakes) {
+    EXPECT_EQ(cudnn::version().find("cuDNN 9."), 0u) << cudnn::version();
+    const i64 scores = 3 * 5 * 7 * 7;
+    EXPECT_EQ(cudnn::backward_workspace(3, 7, 5), cudnnGetVersion() < 92500 ? 2 * scores : 0);
+}
+
 TEST(CudnnAttention, GraphsComputeWhatTheCpuLoopDoes) {
     for (const AttentionShape& d : Vec<AttentionShape>{{1, 2, 1, 1, 8}, {2, 37, 4, 2, 48}, {2, 65, 6, 1, 16}, {3, 19, 3, 3, 80}}) {
         SCOPED_TRACE(format("B %d S %d NH %d KVH %d HS %d", (int)d.B, (int)d.S, (int)d.NH, (int)d.KVH, (int)d.HS));

@@ -121,6 +121,28 @@ TEST(DeviceComm, DifferentCallsAreNamed) {
     EXPECT_NE((errors[0] + errors[1]).find("of a group of 2 call different collectives"), std::string::npos) << errors[0] << errors[1];
 }
 
+struct NoComm final : Comm {
+    using Comm::Comm;
+    void start(int, Exchange) override {}
+    void finish(int) override {}
+};
+TEST(DeviceRank, APlanIsForTheFirstGpuIfThereIsOne) {
+    NoComm world(0, 4);
+    const Ranks ranks = {&world, nullptr, nullptr, 1};
+    const auto with_gpus = [&](const char* count) {
+        setenv("SIMT_DEVICES", count, 1);
+        const PlannedDevice device = planned_device(ranks);
+        unsetenv("SIMT_DEVICES");
+        return device;
+    };
+    EXPECT_EQ(with_gpus("0").bytes, 0);
+    EXPECT_EQ(with_gpus("3").ranks, 4);  // too few: all on the first
+    const PlannedDevice own = with_gpus("4");
+    EXPECT_EQ(own.ranks, nccl::BUILT ? 1 : 4);
+    EXPECT_EQ(own.bytes, available_memory());
+    EXPECT_EQ(own.name, "emulated");
+}
+
 TEST(DeviceRank, GroupsOnSeveralHostsAreNoted) {
     EXPECT_EQ(note_of_split_groups({"a", "a", "b", "b"}, 2), "");
     EXPECT_EQ(note_of_split_groups({"a", "b"}, 1), "");

@@ -247,6 +247,8 @@ void attention_backward(X* dq, X* dk, X* dv, const X* datt, const X* att, const 
     });
 }
 
+AttentionBy attention_by(DType, i64, i64, i64) { return {"", 0}; }
+
 }  // namespace cpu
 
 #else
@@ -633,6 +635,11 @@ void attention_backward(X* dq, X* dk, X* dv, const X* datt, const X* att, const 
                lse, D, q, k, v, d);
         launch(attention_dq_kernel<X, width>, {blocks(B * NH * row_blocks), Cut::THREADS, Cut::BYTES}, run, dq, datt, lse, D, q, k, v, d);
     });
+}
+
+AttentionBy attention_by(DType dtype, i64 B, i64 S, i64 NH) {
+    if (dtype != DType::BF16) { return {"", 0}; }
+    return {cudnn::version(), cudnn::backward_workspace(B, S, NH)};
 }
 
 }  // namespace gpu

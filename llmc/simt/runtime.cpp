@@ -150,6 +150,7 @@ struct Locked {
     }
 };
 
+size_t host_memory() { return (size_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE); }  // stands for a GPU's
 int device_count() {
     const char* text = getenv("SIMT_DEVICES");
     return text ? atoi(text) : 1;
@@ -252,6 +253,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     properties->uuid.bytes[0] = (char)device;
     properties->major = 9, properties->minor = 0;
     properties->multiProcessorCount = 1;
+    properties->totalGlobalMem = host_memory();
     return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
@@ -295,7 +297,7 @@ cudaError_t cudaFreeHost(void* p) {
     return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-    *total = *free = (size_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    *total = *free = host_memory();
     return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t handle) {
