@@ -119,25 +119,26 @@ void plain_block(const Block<X, Y>& block) {
 // ---- dot products ---------------------------------------------------------------------------------------------------
 constexpr i64 FEW_ROWS = 4, FEW_ROWS_COLS = 96;
 
+// A weight's row after the other, as they lie in memory: one stream, which the processor fetches ahead. (Four rows at a time read at half the
+// rate in bf16 and at three quarters in fp32: K = 768, AMD EPYC, 2026-11.)
 template <typename X, typename Y>
 void dot_block(const Block<X, Y>& block) {
-    constexpr int AT_ONCE = 4;  // columns: hides the latency of additions
-    for (i64 j = 0; j < block.cols; j += AT_ONCE) {
-        const X* w[AT_ONCE];
-        for (int s = 0; s < AT_ONCE; s++) { w[s] = block.b.data + std::min(j + s, block.cols - 1) * block.b.ld; }
+    constexpr int AT_ONCE = 4;  // vectors: hides the latency of additions
+    constexpr i64 STEP = AT_ONCE * VL;
+    for (i64 j = 0; j < block.cols; j++) {
+        const X* w = block.b.data + j * block.b.ld;
         for (i64 i = 0; i < block.rows; i++) {
             const X* row = block.a.data + i * block.a.ld;
             vfloat sums[AT_ONCE] = {};
-            vector_loop(block.K, [&](i64 k, auto lanes) {
-                const vfloat x = load(row + k, lanes);
+            i64 k = 0;
+            for (; k + STEP <= block.K; k += STEP) {
 #pragma GCC unroll 4
-                for (int s = 0; s < AT_ONCE; s++) { sums[s] += x * load(w[s] + k, lanes); }
-            });
-            for (int s = 0; s < std::min<i64>(AT_ONCE, block.cols - j); s++) {
-                Y& out = block.c[i * block.ldc + j + s];
-                const float bias = block.bias ? (float)block.bias[j + s] : 0.0f, before = block.accumulate ? (float)out : 0.0f;
-                out = block.alpha * sum_lanes(sums[s]) + bias + before;
+                for (int s = 0; s < AT_ONCE; s++) { sums[s] += load(row + k + s * VL) * load(w + k + s * VL); }
             }
+            vector_loop(block.K - k, [&](i64 r, auto lanes) { sums[0] += load(row + k + r, lanes) * load(w + k + r, lanes); });
+            Y& out = block.c[i * block.ldc + j];
+            const float bias = block.bias ? (float)block.bias[j] : 0.0f, before = block.accumulate ? (float)out : 0.0f;
+            out = block.alpha * sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3])) + bias + before;
         }
     }
 }
