@@ -356,6 +356,7 @@ Pass Model<X>::head(Activations<X>& s, i64 N, float scale, GradMode mode, bool w
         if (!want_gradient) { continue; }
         classifier_backward(s.logits, s.lse, targets, r.vocab, scale, n, run);
         matmul_dgrad(s.dn + at * r.C, s.logits, r.Vr, w.head, n, r.C, r.Vr, 1.0f, false, run);
+        co_yield 0;                                                                                           // a long time without a sum: other passes may send theirs
         matmul_wgrad(g.head, nullptr, s.logits, r.Vr, x, n, r.C, r.Vr, 1.0f, at == 0 ? mode : GradMode::ADD, run);
     }
 }

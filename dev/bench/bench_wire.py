@@ -25,6 +25,7 @@ import os
 import random
 import shlex
 import shutil
+import signal
 import statistics
 import struct
 import subprocess
@@ -94,6 +95,10 @@ class Hosts:
 
     def __exit__(self, *_):
         for name in self.names + [self.switch]:
+            inside = subprocess.run(['ip', 'netns', 'pids', name], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+            for pid in map(int, inside.split()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             subprocess.run(['ip', 'netns', 'del', name], stderr=subprocess.DEVNULL)
 
     @staticmethod
@@ -333,6 +338,7 @@ def main():
     flags.add_argument('--quick', action='store_true')
     flags.add_argument('flags', nargs='*', help='after --: further flags of the trainer')
     o = flags.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit('bench_wire: ended by SIGTERM'))  # takes namespaces and programs down
     if o.quick:
         sys.exit(quick(o))
     shape = dict(MODELS[o.model], **{k: getattr(o, k) for k in ('layers', 'batch') if getattr(o, k)})

@@ -353,18 +353,18 @@ TEST(Model, InterleavedHalvesHaveTheirSumsUnderWayAtOnce) {
         const auto windows = random_windows(4, t.o);
         t.upload(t.acts[0], windows.data(), 2), t.upload(t.acts[1], windows.data() + 2 * 10, 2);
         Pass first = t.loss_and_gradients(t.acts[0], GradMode::WRITE, false), second = t.loss_and_gradients(t.acts[1], GradMode::ADD, true);
-        i64 stops = 0;
+        i64 sums = 0;
         bool going = true;
         while (going) {  // what complete() does: the second half starts a sum of its own before the first half waits
             going = first.advance();
             ASSERT_EQ(second.advance(), going);
-            if (going) {
-                EXPECT_EQ(second.ticket(), first.ticket() + 1) << "stop " << stops;
-                stops++;
+            if (going && first.ticket() != 0) {
+                EXPECT_EQ(second.ticket(), first.ticket() + 1) << "sum " << sums;
+                sums++;
             }
             t.ranks.tp->wait(first.ticket()), t.ranks.tp->wait(second.ticket());
         }
-        EXPECT_EQ(stops, 2 + 4 * 2 + 1);  // the embedding and its gradient, four sums a layer, the head
+        EXPECT_EQ(sums, 2 + 4 * 2 + 1);  // the embedding and its gradient, four sums a layer, the head
     });
 }
 
