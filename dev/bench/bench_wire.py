@@ -38,14 +38,13 @@ sys.path.insert(0, os.path.join(ROOT, 'scripts'))
 from measure import cpu_name  # noqa: E402
 from roofline import cost, kind, step_calls  # noqa: E402
 
-MODELS = {'130m': dict(layers=12, channels=768, heads=16, ffn=2048, vocab=32000, batch=8, seq=256),
-          '20m': dict(layers=6, channels=512, heads=8, ffn=1408, vocab=4096, batch=16, seq=256),
-          'quick': dict(layers=2, channels=256, heads=4, ffn=512, vocab=512, batch=4, seq=128)}
+MODELS = {'130m': dict(layers=12, channels=768, heads=16, ffn=2048, vocab=32000, batch=8, seq=256, passes=4),
+          '20m': dict(layers=6, channels=512, heads=8, ffn=1408, vocab=4096, batch=16, seq=256, passes=4),
+          'quick': dict(layers=2, channels=256, heads=4, ffn=512, vocab=512, batch=4, seq=128, passes=4)}
 # All compute the batch in the same passes of so many sequences, and give the same bits.
 SCHEDULES = {'plain': lambda sequences: ['--micro-batch', sequences],
              'interleaved': lambda sequences: ['--micro-batch', 2 * sequences, '--interleave'],
              'overlapped': lambda sequences: ['--micro-batch', 2 * sequences, '--interleave', '--overlap-batches']}
-PASSES = 4  # a step's
 # What a core does of each in a second, for the shares of ops in the timeline alone: the sum is scaled to the compute that was measured.
 SHARES = {'product': 100e9, 'attention_forward': 60e9, 'attention_backward': 60e9, 'memory': 10e9}
 
@@ -148,7 +147,7 @@ def scratch_folder():
 
 # ---- what is to be expected ------------------------------------------------------------------------------------------
 def flags_of(shape, p, T, schedule):
-    flags = [*SCHEDULES[schedule](shape['batch'] // PASSES), '--kv-heads', shape['heads'], '--tp', T, '--sync-factor', p, '--dtype', 'fp32']
+    flags = [*SCHEDULES[schedule](shape['batch'] // shape['passes']), '--kv-heads', shape['heads'], '--tp', T, '--sync-factor', p, '--dtype', 'fp32']
     for name in ('layers', 'channels', 'heads', 'ffn', 'vocab', 'seq'):
         flags += ['--' + name, shape[name]]
     return [str(f) for f in flags]
@@ -184,7 +183,7 @@ def timeline(calls, op_seconds, wire):
 
 def calls_of(shape, p, T, schedule):
     """Ops, exchanges and waits of a step, in the order in which train_gpt.cu comes to them."""
-    micro_batches = PASSES if schedule == 'plain' else PASSES // 2
+    micro_batches = shape['passes'] if schedule == 'plain' else shape['passes'] // 2
     return [c for part in step_calls('--micro-batches', str(micro_batches), *flags_of(shape, p, T, schedule)) for c in part]
 
 
@@ -230,14 +229,14 @@ class Bench:
     def torch(self, p):
         env = [f'{k}={v}' for k, v in dict(WORLD_SIZE=self.hosts.count, MASTER_ADDR=self.hosts.address(0), MASTER_PORT=29500, GLOO_SOCKET_IFNAME='wire').items()]
         command = [self.o.python, os.path.join(ROOT, 'dev/bench/peer_wire.py'), '--steps', self.o.steps + 1, '--sync-factor', p]
-        for name, value in self.shape.items():
-            command += ['--' + name, value]
+        for name in ('layers', 'channels', 'heads', 'ffn', 'vocab', 'batch', 'seq'):
+            command += ['--' + name, self.shape[name]]
         out = self.hosts.each(lambda host: ['env', '-u', 'OPENBLAS_CORETYPE', *env, f'RANK={host}', *command])[0]
         return statistics.median(json.loads(out.splitlines()[-1])['seconds'][1:])
 
     def stack(self):
         """CPU seconds for each byte that a host sends and receives over the wire as it is now."""
-        rows = self.shape['batch'] * self.shape['seq'] // PASSES
+        rows = self.shape['batch'] * self.shape['seq'] // self.shape['passes']
         out = self.hosts.each(lambda host: [os.path.join(ROOT, 'build/bench_stack'), self.hosts.address(0) if host else '', rows, self.shape['channels'],
                                             self.shape['ffn'] // 2, self.o.stack_seconds] if host < 2 else ['true'])
         return statistics.mean(json.loads(o)['seconds_per_byte'] for o in out[:2])
@@ -247,7 +246,7 @@ def report(o, shape, bench):
     T = bench.hosts.count
     tokens = shape['batch'] * shape['seq']
     rows = []
-    print(f'{cpu_name()}, {os.cpu_count()} cores; {T} hosts of one thread; {o.model}: {shape}, fp32, {PASSES} passes a step; {o.steps} steps', flush=True)
+    print(f'{cpu_name()}, {os.cpu_count()} cores; {T} hosts of one thread; {o.model}: {shape}, fp32; {o.steps} steps', flush=True)
     for wire in o.wires:
         bench.hosts.set_rate(None)
         compute = bench.ours(0, 'plain')['busy']
@@ -331,7 +330,8 @@ def main():
     flags.add_argument('--hosts', type=int, default=2)
     flags.add_argument('--steps', type=int, default=3, help='that count')
     flags.add_argument('--layers', type=int, help='fewer than the model has: a faster bench')
-    flags.add_argument('--batch', type=int)
+    flags.add_argument('--batch', type=int, help='sequences of a step')
+    flags.add_argument('--passes', type=int, help='in which a step computes them: an even number')
     flags.add_argument('--stack-seconds', type=float, default=4)
     flags.add_argument('--python', help='an interpreter with torch')
     flags.add_argument('--json')
@@ -341,7 +341,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit('bench_wire: ended by SIGTERM'))  # takes namespaces and programs down
     if o.quick:
         sys.exit(quick(o))
-    shape = dict(MODELS[o.model], **{k: getattr(o, k) for k in ('layers', 'batch') if getattr(o, k)})
+    shape = dict(MODELS[o.model], **{k: getattr(o, k) for k in ('layers', 'batch', 'passes') if getattr(o, k)})
     with scratch_folder() as folder, Hosts(o.hosts, folder) as hosts:
         rows = report(o, shape, Bench(o, shape, hosts, folder))
     if o.json:
