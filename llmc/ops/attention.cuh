@@ -392,9 +392,10 @@ __global__ void __launch_bounds__(ForwardCut<X, WIDTH>::THREADS, 2)
     store_sums<WIDTH>(att + to, (i64)d.NH * d.HS, o, q_rows, rows - first, d.HS, d.copy_width);
 }
 
-// att (rows, HS) and lse (rows) of the parts that hold keys, in order. A row a block.
+// att (rows, HS) and lse (rows) of the parts that hold keys, in order. A row a block. The second bound: left alone, ptxas spills on sm_80 to get
+// to 32 registers.
 template <typename X>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, 4)
     attention_merge_kernel(X* __restrict__ att, float* __restrict__ lse, const float* __restrict__ part_att,
                            const float* __restrict__ part_lse, const int* __restrict__ pos0, int split, i64 rows, int HS) {
     const i64 row = blockIdx.x;
