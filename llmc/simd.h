@@ -71,11 +71,19 @@ ALWAYS_INLINE vfloat load(const float* p, Full = {}) {
 }
 ALWAYS_INLINE void store(float* p, vfloat v, Full = {}) { memcpy(p, &v, sizeof v); }
 
-ALWAYS_INLINE vfloat widen(vhalf h) { return (vfloat)(__builtin_convertvector(h, vuint) << 16); }
+// g++ 12 would cut __builtin_convertvector into halves and join them again: three times the instructions.
+#ifdef LLMC_MASKED_TAILS
+ALWAYS_INLINE vuint to_32_bits(vhalf h) { return (vuint)_mm512_maskz_cvtepu16_epi32(0xFFFF, (__m256i)h); }
+ALWAYS_INLINE vhalf to_16_bits(vuint u) { return (vhalf)_mm512_maskz_cvtepi32_epi16(0xFFFF, (__m512i)u); }
+#else
+ALWAYS_INLINE vuint to_32_bits(vhalf h) { return __builtin_convertvector(h, vuint); }
+ALWAYS_INLINE vhalf to_16_bits(vuint u) { return __builtin_convertvector(u, vhalf); }
+#endif
+ALWAYS_INLINE vfloat widen(vhalf h) { return (vfloat)(to_32_bits(h) << 16); }
 ALWAYS_INLINE vhalf narrow_to_nearest(vfloat v) {  // as bf16(float)
     const vuint u = (vuint)v;
     const vuint rounded = (u + 0x7FFF + ((u >> 16) & 1)) >> 16;
-    return __builtin_convertvector(v != v ? (u >> 16) | 0x40 : rounded, vhalf);
+    return to_16_bits(v != v ? (u >> 16) | 0x40 : rounded);
 }
 ALWAYS_INLINE vfloat load(const bf16* p, Full = {}) {
     vhalf h;
