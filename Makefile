@@ -81,6 +81,9 @@ unit_tests: $(UNIT_TESTS)
 
 $(BUILD)/bench_ops: $(BUILD)/bench_ops.o $(OBJECTS)
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS) -lsentencepiece -lxxhash
+# What the vendor library and the memory give at best: bench.py's limits.
+$(BUILD)/bench_limit: $(BUILD)/bench_limit.o
+	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 # bench_wire.py's measure of what a network takes from products on the same core.
 $(BUILD)/bench_stack: $(BUILD)/bench_stack.o $(BUILD)/ops.o
 	$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS)
@@ -231,7 +234,7 @@ cuda: train_gpt_cuda test_gpt_cuda
 
 test:
 	dev/test/run_tests.sh
-bench: all
+bench: all $(BUILD)/step_ops $(BUILD)/bench_limit
 	dev/bench/bench.py
 demo:
 	scripts/quickstart.sh

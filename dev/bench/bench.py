@@ -1,18 +1,35 @@
 #!/usr/bin/env python3
-"""make bench: the trainer beside PyTorch on the same work, and two ranks beside one, as ratios of runs taken in turn.
+"""make bench: one table of speeds: work, ours, peer, ratio, limit, share of the limit.
 
-    dev/bench/bench.py [--rounds 3] [--steps 3] [--python PYTHON_WITH_TORCH] [--no-peer] [--quick]
+    dev/bench/bench.py [--rows 130m,start] [--rounds 3] [--steps 2] [--python PYTHON_WITH_TORCH [--peer fp32,bf16] | --no-peer] [--quick]
 
-Without --python it makes a virtual environment in build/peer and installs torch from PyPI. Speeds of a shared machine swing;
-so peer and trainer run alternately, each round gives a ratio, and the median of the ratios counts.
+training    ./train_gpt beside PyTorch (peer_torch.py) on the same weights and shape, in turn, each round a ratio: medians. PyTorch as fast as it gets here:
+            eager or compiled, fp32 or bf16, tried first (--quick: eager, fp32). Both must give the same loss before anything is timed.
+            Limit: each product of the step (build/step_ops lists them) at the vendor library's rate for it, attention at the mean of those rates, and the
+            bytes of all else at the memory's (build/bench_limit, in the same run)
+tp2         two ranks, p = 0.5, beside one rank on as many threads
+generation  one token after another: the weights that each token reads, over the memory's rate of reading
+prefill     a prompt that fills the context, 1,024 tokens: its products at the vendor library's rate
+start       from the command to the first step of a run that resumes; the checkpoint is in page cache
+
+Without --python it makes a virtual environment in build/peer and installs torch from PyPI. --quick: tiny shapes; shows that the bench runs, not how fast
+anything is. Its last line is then 'N passed, N failed'.
 """
-import argparse, array, json, os, random, shutil, statistics, struct, subprocess, sys, tempfile
+import argparse, array, json, os, random, re, shutil, statistics, struct, subprocess, sys, tempfile, time
 
 from measure import cpu_name, measured
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
-SHAPES = {'130m': dict(layers=12, channels=768, heads=16, kv_heads=16, ffn=2048, vocab=32000, batch=4, seq=1024),
-          'quick': dict(layers=2, channels=256, heads=4, kv_heads=4, ffn=704, vocab=2000, batch=4, seq=128)}
+TRAIN_GPT = os.path.join(ROOT, 'train_gpt')
+LLAMA = dict(arch='llama', layers=12, channels=768, heads=16, kv_heads=16, ffn=2048, vocab=32000, batch=4, seq=1024)
+GPT = dict(arch='gpt', layers=12, channels=768, heads=12, kv_heads=12, ffn=3072, vocab=50257, batch=4, seq=1024)
+SHAPES = {'130m': LLAMA, '130m-short': {**LLAMA, 'batch': 8, 'seq': 256},
+          '15m': {**LLAMA, 'layers': 6, 'channels': 288, 'heads': 6, 'kv_heads': 6, 'ffn': 768, 'batch': 16, 'seq': 256},
+          '1.1b': {**LLAMA, 'layers': 2, 'channels': 2048, 'heads': 32, 'kv_heads': 8, 'ffn': 5632, 'batch': 1},  # two of its 22 layers
+          'gpt2': GPT}
+TINY = dict(layers=2, channels=64, heads=4, kv_heads=4, ffn=96, vocab=300, batch=2, seq=32)
+ROWS = [*SHAPES, 'tp2', 'gen-130m-fp32', 'gen-130m-bf16', 'gen-1.1b-fp32', 'gen-1.1b-bf16', 'prefill-130m', 'prefill-1.1b', 'start']
+PEER_VARIANTS = {'fp32': [], 'bf16': ['--dtype', 'bf16'], 'fp32+compile': ['--compile'], 'bf16+compile': ['--dtype', 'bf16', '--compile']}
 
 
 def peer_python(given):
@@ -26,61 +43,217 @@ def peer_python(given):
     return python
 
 
-def main():
-    flags = argparse.ArgumentParser()
-    flags.add_argument('--rounds', type=int, default=3)
-    flags.add_argument('--steps', type=int, default=3)
-    flags.add_argument('--threads', type=int, default=os.cpu_count())
-    flags.add_argument('--python')
-    flags.add_argument('--no-peer', action='store_true', help='only two ranks beside one')
-    flags.add_argument('--quick', action='store_true', help='a tiny shape: shows that the bench runs, not how fast anything is')
-    o = flags.parse_args()
-    python, shape, folder = None if o.no_peer else peer_python(o.python), SHAPES['quick' if o.quick else '130m'], tempfile.mkdtemp()
-    rng = random.Random(0)
-    tokens = [rng.randrange(shape['vocab']) for _ in range(shape['batch'] * shape['seq'] * 8 + 1)]
-    with open(f'{folder}/random.bin', 'wb') as f:
-        f.write(struct.pack('<3i', 20240520, 1, len(tokens)).ljust(1024, b'\0') + array.array('H', tokens).tobytes())
+def shape_flags(shape):
+    flags = ['--arch', shape['arch'], '--micro-batch', shape['batch'], '--global-batch', shape['batch']]
+    for name in ('layers', 'channels', 'heads', 'kv_heads', 'ffn', 'vocab', 'seq'):
+        flags += ['--' + name.replace('_', '-'), shape[name]]
+    return flags + (['--positions', 'learned', '--tie'] if shape['arch'] == 'gpt' else [])
 
-    def ours(*extra):
-        log = f'{folder}/log'
-        command = [os.path.join(ROOT, 'train_gpt'), '--train', f'{folder}/random.bin', '--log', log, '--steps', str(o.steps + 1), '--threads', str(o.threads), '--dtype', 'fp32',
-                   '--micro-batch', str(shape['batch']), '--global-batch', str(shape['batch']), *extra]
-        for name in ('layers', 'channels', 'heads', 'kv_heads', 'ffn', 'vocab', 'seq'):
-            command += ['--' + name.replace('_', '-'), str(shape[name])]
-        _, _, peak = measured(command)
+
+def weights(s):
+    """that multiply: in the layers and the head"""
+    size = s['channels'] // s['heads']
+    layer = s['channels'] * size * (2 * s['heads'] + 2 * s['kv_heads']) + (3 if s['arch'] == 'llama' else 2) * s['channels'] * s['ffn']
+    return s['layers'] * layer + s['vocab'] * s['channels']
+
+
+class Work:
+    """A model with random weights, and tokens, in a folder of their own."""
+
+    def __init__(self, o, shape, folder):
+        self.o, self.shape, self.folder = o, shape, folder
+        self.flags = [str(f) for f in shape_flags(shape)]
+        self.data, self.model = f'{folder}/random.bin', f'{folder}/model'
+        rng = random.Random(0)
+        tokens = [rng.randrange(shape['vocab']) for _ in range(shape['batch'] * shape['seq'] * 2 + 1)]
+        with open(self.data, 'wb') as f:
+            f.write(struct.pack('<3i', 20240520, 1, len(tokens)).ljust(1024, b'\0') + array.array('H', tokens).tobytes())
+
+    def train(self, *extra):
+        """tokens/s of each step after the first, which touches all memory for the first time; peak memory."""
+        log = f'{self.folder}/log'
+        _, _, peak = measured([TRAIN_GPT, *self.flags, '--train', self.data, '--log', log, '--steps', str(self.o.steps + 1), '--warmup', '1', '--threads',
+                                str(self.o.threads), *extra])
         with open(log) as f:
-            steps = [r for r in map(json.loads, f) if r['kind'] == 'step'][1:]  # the first step touches all memory for the first time
-        speeds = [r['tokens_per_second'] for r in steps]
-        return statistics.median(speeds), peak, steps[-1]['comm_bytes_tp_layers'], max(speeds)
+            return [r['tokens_per_second'] for r in map(json.loads, f) if r['kind'] == 'step'][1:], peak
 
-    def torch():
-        command = [python, os.path.join(ROOT, 'dev/bench/peer_llama.py'), '--steps', str(o.steps + 1), '--threads', str(o.threads)]
-        for name, value in shape.items():
-            command += ['--' + name.replace('_', '-'), str(value)]
+    def save(self):
+        measured([TRAIN_GPT, *self.flags, '--train', self.data, '--steps', '0', '--out', self.model, '--dtype', 'fp32'])
+
+    def loss(self):
+        log = f'{self.folder}/eval'
+        measured([TRAIN_GPT, '--checkpoint', self.model, '--eval', self.data, '--log', log])
+        with open(log) as f:
+            return next(r['loss'] for r in map(json.loads, f) if r['kind'] == 'eval')
+
+    def peer(self, steps, variant):
+        if not os.path.exists(f'{self.folder}/hf'):
+            self.save()
+            measured([TRAIN_GPT, '--checkpoint', self.model, '--export-hf', f'{self.folder}/hf'])
         # Some machines pin OpenBLAS to an old kernel; the peer gets the library's own choice.
         env = {k: v for k, v in os.environ.items() if not k.startswith('OPENBLAS')}
-        out, _, peak = measured(command, env=env)
-        return statistics.median(json.loads(out.splitlines()[-1])['tokens_per_second'][1:]), peak
+        out, _, peak = measured([self.o.python, os.path.join(ROOT, 'dev/bench/peer_torch.py'), '--weights', f'{self.folder}/hf', '--data', self.data, '--batch', str(self.shape['batch']),
+                                 '--seq', str(self.shape['seq']), '--steps', str(steps + 1), '--threads', str(self.o.threads), *PEER_VARIANTS[variant]], env=env)
+        result = json.loads(out.splitlines()[-1])
+        return result['tokens_per_second'][1:], peak, result['loss']
 
+    def limit(self):
+        """seconds of a step, and the rates that they follow from."""
+        out = measured([os.path.join(ROOT, 'build/step_ops'), '--micro-batches', '1', '--dtype', 'fp32', *self.flags])[0]
+        calls = [c for c in map(json.loads, out.splitlines()) if 'op' in c]
+        form = {'matmul_forward': 'forward', 'matmul_gelu_forward': 'forward', 'matmul_dgrad': 'dgrad', 'matmul_wgrad': 'wgrad'}
+        products = [(c['flops'], f'{form[c["op"]]} {c["N"]} {c["K"]} {c["OC"]}') for c in calls if c['op'] in form]
+        wanted = 6 * self.shape['batch'] * self.shape['seq'] * weights(self.shape)
+        if sum(flops for flops, _ in products) != wanted:
+            sys.exit(f'bench.py: the products of a step have {sum(flops for flops, _ in products):.0f} FLOPs; by its shape {wanted}')
+        rates, memory = machine_rates(self.o.threads, sorted({p for _, p in products}))
+        seconds = sum(flops / rates[p] for flops, p in products)
+        mean_rate = sum(flops for flops, _ in products) / seconds
+        seconds += sum(c['flops'] for c in calls if c['op'].startswith('attention')) / mean_rate
+        seconds += sum(c['bytes'] for c in calls if c['op'] not in form and not c['op'].startswith('attention')) / memory['triad']
+        return seconds, mean_rate, memory
+
+    def tokenizer(self):
+        """One that knows little: a letter is a token."""
+        path = f'{self.folder}/letters.model'
+        if not os.path.exists(path):
+            with open(f'{self.folder}/letters.txt', 'w') as f:
+                f.write('\n'.join(' '.join(chr(97 + (i * j) % 26) for j in range(26)) for i in range(1, 200)))
+            measured([os.path.join(ROOT, 'tokenize'), '--train-tokenizer', '290', '--out', path, f'{self.folder}/letters.txt'], stderr=subprocess.DEVNULL)
+        return path
+
+    def tokens_of(self, text):
+        with open(f'{self.folder}/prompt.txt', 'w') as f:
+            f.write(text)
+        measured([os.path.join(ROOT, 'tokenize'), '--tokenizer', self.tokenizer(), '--no-eos', '--out', f'{self.folder}/prompt', f'{self.folder}/prompt.txt'], stderr=subprocess.DEVNULL)
+        with open(f'{self.folder}/prompt_000000.bin', 'rb') as f:
+            return struct.unpack('<3i', f.read(12))[2]
+
+    def write(self, prompt, count, dtype):
+        """tokens/s after the first token, seconds until that one was there"""
+        done = subprocess.run([TRAIN_GPT, '--checkpoint', self.model, '--dtype', dtype, '--tokenizer', self.tokenizer(), '--prompt', prompt, '--generate', str(count), '--temperature', '0',
+                               '--ignore-eos', '--threads', str(self.o.threads)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True)
+        rate, first = re.search(r'tokens, ([0-9.]+) tokens/s after the first, which took ([0-9.]+) s', done.stderr).groups()
+        return float(rate), float(first)
+
+
+def machine_rates(threads, products):
+    done = subprocess.run([os.path.join(ROOT, 'build/bench_limit'), str(threads)], input=''.join(p + '\n' for p in products), stdout=subprocess.PIPE, text=True, check=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return {r['product']: r['flops_per_second'] for r in lines[:-1]}, lines[-1]
+
+
+def tokens(rate):
+    return f'{rate:.0f} tok/s' if rate >= 100 else f'{rate:.1f} tok/s'
+
+
+def gib(peak):
+    return f'{peak / 2**30:.2f} GiB'
+
+
+def training(o, work):
+    variant = o.peer[0]
+    if o.python:
+        loss = work.peer(0, 'fp32')[2]
+        ours = work.loss()
+        if not abs(loss - ours) <= 1e-4 * ours:
+            sys.exit(f'bench.py: on the same weights and tokens ./train_gpt has loss {ours}, PyTorch {loss}: one of them computes something else')
+        if len(o.peer) > 1:
+            variant = max(o.peer, key=lambda v: max(work.peer(1, v)[0]))
     rows = []
-    for i in range(o.rounds):
-        one, peer, two = ours(), None if o.no_peer else torch(), ours('--tp', '2', '--sync-factor', '0.5')
-        rows.append((one, peer, two))
-        shown = {'train_gpt': one, 'PyTorch': peer, 'train_gpt --tp 2 --sync-factor 0.5': two}
-        print(f'round {i + 1}: ' + ' | '.join(f'{name} {r[0]:.0f} tok/s {r[1] / 2**30:.2f} GiB' for name, r in shown.items() if r), flush=True)
-    shutil.rmtree(folder)
-    payload = 4 * shape['layers'] * shape['batch'] * shape['seq'] * (shape['channels'] // 2) * 4
-    result = dict(tp2_vs_tp1=statistics.median(c[0] / a[0] for a, _, c in rows), wire_bytes_over_payload=rows[0][2][2] / payload)
-    print(f'{cpu_name()}, {o.threads} threads, fp32, {shape}')
-    if not o.no_peer:
-        result.update(speed_vs_pytorch=statistics.median(a[0] / b[0] for a, b, _ in rows), memory_vs_pytorch=statistics.median(a[1] / b[1] for a, b, _ in rows))
-        print(f'speed, over PyTorch          {result["speed_vs_pytorch"]:.2f}x   (bar 0.9)')
-        print(f'peak memory, over PyTorch    {result["memory_vs_pytorch"]:.2f}x   (bar 0.8)')
-    print(f'--tp 2 p 0.5, over --tp 1    {result["tp2_vs_tp1"]:.2f}x   (bar 0.9)')
-    # Whatever else runs on the machine only slows: the fastest steps say what the program itself takes.
-    print(f'  fastest step of each       {max(c[3] for _, _, c in rows) / max(a[3] for a, _, _ in rows):.2f}x')
-    print(f'bytes on the wire, over the payload    {result["wire_bytes_over_payload"]:.4f}   (2(T-1)/T = 1)')
-    print(json.dumps(result))
+    for _ in range(o.rounds):
+        rows.append((work.train(), work.peer(o.steps, variant) if o.python else None))
+    seconds = work.limit()[0]
+    ours = statistics.median(r for (rates, _), _ in rows for r in rates)
+    limit = work.shape['batch'] * work.shape['seq'] / seconds
+    peer, ratio = '-', '-'
+    if o.python:
+        rate = statistics.median(r for _, p in rows for r in p[0])
+        peer = f'{tokens(rate)}, {gib(max(p[1] for _, p in rows))} ({variant})'
+        ratio = f'{statistics.median(statistics.median(a[0]) / statistics.median(p[0]) for a, p in rows):.2f}'
+    return f'{tokens(ours)}, {gib(max(a[1] for a, _ in rows))}', peer, ratio, tokens(limit), ours / limit
+
+
+def two_ranks(o, work):
+    rows = [(work.train('--tp', '2', '--sync-factor', '0.5'), work.train()) for _ in range(o.rounds)]
+    two, one = (statistics.median(r for row in rows for r in row[i][0]) for i in (0, 1))
+    limit = work.shape['batch'] * work.shape['seq'] / work.limit()[0]
+    return tokens(two), f'{tokens(one)} (one rank)', f'{statistics.median(statistics.median(a[0]) / statistics.median(b[0]) for a, b in rows):.2f}', tokens(limit), two / limit
+
+
+def generation(o, work, dtype):
+    work.save()
+    rate = statistics.median(work.write('a b', 8 if o.quick else 64, dtype)[0] for _ in range(o.rounds))
+    limit = max(machine_rates(o.threads, [])[1].values()) / (weights(work.shape) * (4 if dtype == 'fp32' else 2))
+    return tokens(rate), '-', '-', tokens(limit), rate / limit
+
+
+def prefill(o, work):
+    work.save()
+    text, s = ' '.join(chr(97 + i % 26) for i in range(4 * work.shape['seq'])), work.shape
+    text = text[:len(text) * (s['seq'] - 8) // work.tokens_of(text)]  # as many tokens as the context holds, nearly
+    n = work.tokens_of(text)
+    rate = n / statistics.median(max(work.write(text, 1, 'fp32')[1], 1e-3) for _ in range(o.rounds))
+    shapes = [(n, s['channels'], s['channels'] // s['heads'] * (s['heads'] + 2 * s['kv_heads'])), (n, s['channels'], s['channels']), (n, s['channels'], 2 * s['ffn']), (n, s['ffn'], s['channels'])]
+    rates = machine_rates(o.threads, [f'forward {a} {b} {c}' for a, b, c in shapes])[0]
+    best = s['layers'] * sum(2 * a * b * c / rates[f'forward {a} {b} {c}'] for a, b, c in shapes)
+    limit = n / best
+    return tokens(rate), '-', '-', tokens(limit), rate / limit
+
+
+def start(o, work):
+    work.save()
+    seconds = []
+    for _ in range(o.rounds):
+        copy = f'{work.folder}/resumed'
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(work.model, copy)
+        log, begin = f'{copy}/log', time.time()
+        process = subprocess.Popen([TRAIN_GPT, '--out', copy, '--resume', '--steps', '1', '--warmup', '0', '--train', work.data, '--log', log, '--threads', str(o.threads)], stdout=subprocess.PIPE, text=True)
+        for line in process.stdout:
+            if line.startswith('step 1/1 |'):
+                seconds.append(time.time() - begin)
+        if process.wait() != 0:
+            sys.exit('failed: the resumed run')
+        with open(log) as f:
+            seconds[-1] -= next(r['seconds'] for r in map(json.loads, f) if r['kind'] == 'step')
+    return f'{min(seconds):.2f} s', '-', '-', '-', None
+
+
+def main():
+    flags = argparse.ArgumentParser()
+    flags.add_argument('--rows', default=','.join(ROWS), help='some of ' + ', '.join(ROWS))
+    flags.add_argument('--rounds', type=int, default=3)
+    flags.add_argument('--steps', type=int, default=2)
+    flags.add_argument('--threads', type=int, default=os.cpu_count())
+    flags.add_argument('--python')
+    flags.add_argument('--peer', default=','.join(PEER_VARIANTS), help='how PyTorch may run: some of %(default)s')
+    flags.add_argument('--no-peer', action='store_true', help='only ours and the limits')
+    flags.add_argument('--quick', action='store_true', help='tiny shapes: shows that the bench runs, not how fast anything is')
+    o = flags.parse_args()
+    rows = o.rows.split(',')
+    for row in rows:
+        if row not in ROWS:
+            sys.exit(f'bench.py: --rows {row}: there is no such row\nHINT: wanted some of {",".join(ROWS)}')
+    o.peer = ['fp32'] if o.quick else o.peer.split(',')
+    if o.quick:
+        o.rounds = o.steps = o.threads = 1
+    o.python = None if o.no_peer or (o.quick and not o.python) else peer_python(o.python)
+    print(f'{cpu_name()}, {o.threads} threads, {time.strftime("%d %B %Y")}')
+    print(f'{"work":<16} {"ours":<22} {"peer":<44} {"ratio":>6} {"limit":>14} {"share":>6}')
+    done = 0
+    for row in rows:
+        name = next((part for part in ('1.1b', '15m', 'gpt2', '130m-short') if part in row), '130m')
+        shape = {**SHAPES[name], **(TINY if o.quick else {})}
+        with tempfile.TemporaryDirectory() as folder:
+            work = Work(o, shape, folder)
+            cells = (two_ranks(o, work) if row == 'tp2' else start(o, work) if row == 'start' else generation(o, work, row.split('-')[-1]) if row.startswith('gen') else
+                     prefill(o, work) if row.startswith('prefill') else training(o, work))
+        ours, peer, ratio, limit, share = cells
+        print(f'{row:<16} {ours:<22} {peer:<44} {ratio:>6} {limit:>14} {"-" if share is None else f"{share:.0%}":>6}', flush=True)
+        done += 1
+    if o.quick:
+        print(f'{done} passed, 0 failed')
 
 
 if __name__ == '__main__':

@@ -62,7 +62,7 @@ suite() {  # name, command that ends with 'N passed, N failed' and shows how it 
 
 scripts/install.sh build test || exit 1
 
-build 'programs and unit tests' all unit_tests build/step_ops build/bench_stack
+build 'programs and unit tests' all unit_tests build/step_ops build/bench_stack build/bench_limit
 
 # Meanwhile: the same under sanitizers. Plain loops for the products: the library's own threads and code would be reported, not ours.
 rm -f build/address.done build/thread.done build/check.done
@@ -108,6 +108,7 @@ suite 'scripts of real runs' dev/test/run_scripts.py
 suite 'roofline' dev/test/test_roofline.py
 suite 'workings of gpu_check' dev/test/test_gpu_check.py
 suite 'bench_wire' dev/bench/bench_wire.py --quick
+suite 'bench' dev/bench/bench.py --quick --no-peer --rows 130m,gpt2,tp2,gen-130m-bf16,prefill-130m,start
 
 # The CUDA build.
 if [ "$headers" ]; then
