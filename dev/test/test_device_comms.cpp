@@ -121,6 +121,20 @@ TEST(DeviceComm, DifferentCallsAreNamed) {
     EXPECT_NE((errors[0] + errors[1]).find("of a group of 2 call different collectives"), std::string::npos) << errors[0] << errors[1];
 }
 
+// The emulator's stream begins its work when the host waits for it: a clock of the host's would see nothing pass.
+TEST(DeviceRank, MomentsAreInTheOrderOfTheStream) {
+    ::Run run;
+    constexpr i64 MANY = 1 << 18;
+    Array<float> from(Vec<float>(MANY, 1.0f), run);
+    Array<bf16> to(Vec<bf16>(MANY), run);
+    const Moment begin(run);
+    gpu::cast(to.data, from.data, MANY, run);
+    const Moment end(run);
+    const double seconds = seconds_between(begin, end);
+    EXPECT_GT(seconds, 1e-4);
+    EXPECT_EQ(seconds_between(end, begin), -seconds);
+}
+
 struct NoComm final : Comm {
     using Comm::Comm;
     void start(int, Exchange) override {}
