@@ -1066,7 +1066,7 @@ int train(const Options& o, Ranks& ranks, Run& run, DataSets& sets) {
     if (o.sample_every > 0 && !o.dry_run) { text.emplace(o.tokenizer, rule, o.shape.vocab); }
     const json facts = print_header(o, trainer, ranks, log, data ? &*data : nullptr, val ? &*val : nullptr);
     if (o.dry_run) {
-        report_fit(facts["memory_bytes_total"], planned_device(ranks), log);
+        report_fit(facts["memory_bytes_total"], planned_device(ranks, launched_world()), log);
         log.check_said();
         return EXIT_OK;
     }

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "comm.h"
+#include "launch.h"
 
 // Where a plan would run: its memory, and how many of the ranks share it. 0 bytes: not known.
 struct PlannedDevice {
@@ -23,7 +24,7 @@ struct PlannedDevice {
 
 #if !defined(LLMC_CUDA)
 
-inline PlannedDevice planned_device(const Ranks&) { return {}; }  // mostly another machine
+inline PlannedDevice planned_device(const Ranks&, const LaunchedWorld&) { return {}; }  // mostly another machine
 struct DeviceRank {
     Run run;
     Ranks ranks;
@@ -41,9 +42,8 @@ inline Run planning_run() { return Run(1); }
 #include "comm_device_local.h"
 #include "comm_nccl.h"
 #include "comm_staged.h"
-#include "launch.h"
 
-inline bool threads_share_a_gpu(int gpus, int ranks) { return !launched_world().by_mpi && (!nccl::BUILT || gpus < ranks); }
+inline bool threads_share_a_gpu(int gpus, int ranks) { return !nccl::BUILT || gpus < ranks; }
 
 // Which GPU a rank takes: one of its own, or one that it shares. Threads that share share the first.
 inline int choose_gpu(const Ranks& host) {
@@ -51,18 +51,18 @@ inline int choose_gpu(const Ranks& host) {
     const cudaError_t error = cudaGetDeviceCount(&count);
     check(error == cudaSuccess && count > 0, "no GPU can be used: %s\nHINT: nvidia-smi shows what there is; ./train_gpt runs on the CPU",
           error == cudaSuccess ? "there is none" : cudaGetErrorString(error));
-    return threads_share_a_gpu(count, host.ranks_on_host) ? 0 : host.rank_on_host % count;
+    return !launched_world().by_mpi && threads_share_a_gpu(count, host.ranks_on_host) ? 0 : host.rank_on_host % count;
 }
 
 // The first GPU, if there is one.
-inline PlannedDevice planned_device(const Ranks& ranks) {
+inline PlannedDevice planned_device(const Ranks& ranks, const LaunchedWorld& launched) {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
         cudaGetLastError();  // asked, not needed
         return {};
     }
     const cudaDeviceProp gpu = gpu_properties(0);
-    const int sharing = launched_world().by_mpi ? ranks.ranks_on_device : threads_share_a_gpu(count, ranks.world->size) ? ranks.world->size : 1;
+    const int sharing = launched.by_mpi ? ranks.ranks_on_device : threads_share_a_gpu(count, ranks.world->size) ? ranks.world->size : 1;
     return {gpu.name, (i64)gpu.totalGlobalMem, sharing};
 }
 

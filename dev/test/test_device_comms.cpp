@@ -135,6 +135,19 @@ TEST(DeviceRank, MomentsAreInTheOrderOfTheStream) {
     EXPECT_EQ(seconds_between(end, begin), -seconds);
 }
 
+TEST(DeviceRank, ARunSaysWhereAndByWhatItComputes) {
+    ::Run run;
+    EXPECT_EQ(run.place(), "GPU 0 (emulated)");
+    run.collectives = "NCCL";
+    EXPECT_EQ(run.place(), "GPU 0 (emulated), collectives: NCCL");
+    EXPECT_EQ(::Run(NO_GPU).place(), "no GPU yet");
+    EXPECT_EQ(gpu::gemm_library().find("cuBLASLt 1"), 0u) << gpu::gemm_library();
+    for (DType dtype : {DType::FP32, DType::BF16}) {  // linked without cuDNN
+        const AttentionBy attention = gpu::attention_by(dtype, 2, 300, 4);
+        EXPECT_TRUE(attention.library.empty() && attention.workspace == 0);
+    }
+}
+
 struct NoComm final : Comm {
     using Comm::Comm;
     void start(int, Exchange) override {}
@@ -145,7 +158,7 @@ TEST(DeviceRank, APlanIsForTheFirstGpuIfThereIsOne) {
     const Ranks ranks = {&world, nullptr, nullptr, 1};
     const auto with_gpus = [&](const char* count) {
         setenv("SIMT_DEVICES", count, 1);
-        const PlannedDevice device = planned_device(ranks);
+        const PlannedDevice device = planned_device(ranks, {});
         unsetenv("SIMT_DEVICES");
         return device;
     };

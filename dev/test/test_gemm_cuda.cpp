@@ -124,6 +124,17 @@ TEST(GemmCuda, Fused) {
     test_fused<bf16, float>(true);
     test_fused<bf16, bf16>(true);
 }
+TEST(GemmCuda, AProductWithoutAnAlgorithmIsNamed) {
+    Side side{true};
+    Memory<float> few(8, side);
+    const Matrix<float> a{few.data, 8, false};
+    try {
+        gpu::gemm(few.data, 8, a, a, (const float*)nullptr, (i64)1 << 32, 8, 8, 1.0f, false, side.run);
+        ADD_FAILURE() << "taken";
+    } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("no algorithm for (4294967296, 8) x (8, 8), strides 8, 8, 8, fp32 to fp32"), std::string::npos) << error.what();
+    }
+}
 TEST(GemmCuda, NothingIsFusedWhereTheLibraryCannot) {
     setenv("SIMT_EPILOGUES", "none", 1);
     test_fused<float, float>(false);
