@@ -1,6 +1,6 @@
 # make              ./train_gpt ./test_gpt ./tokenize: the CPU build
 # make test         builds and runs every test that needs no GPU; the last line is 'N passed, N failed'
-# make bench        speed against the named peers, as ratios measured in one run
+# make bench        one table of speeds: ours, the peer, the limit (dev/bench/bench.py)
 # make fuzz         build/fuzz/fuzz: parsers of foreign files, fed with anything (dev/fuzz/run.sh runs it)
 # make bench_loader build/bench_loader: tokens a second that the loader hands out
 # make demo         text to a trained model in a few minutes (scripts/quickstart.sh)
