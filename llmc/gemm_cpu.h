@@ -230,14 +230,15 @@ void vendor_block(const Block<bf16, Y>& block) {
     stream.wait();
 }
 
-inline bool has_amx() {
-    constexpr int AMX = dnnl_cpu_isa_avx512_core_amx;  // later instruction sets contain its bits
-    static const bool found = ((int)dnnl::get_effective_cpu_isa() & AMX) == AMX;
-    return found;
+// With AMX, and with AVX512_BF16 where that multiplies twice as fast as fp32: on AMD's processors, not on Intel's.
+inline bool takes_bf16() {
+    const auto has = [](int isa) { return ((int)dnnl::get_effective_cpu_isa() & isa) == isa; };
+    static const bool takes = has(dnnl_cpu_isa_avx512_core_amx) || (has(dnnl_cpu_isa_avx512_core_bf16) && __builtin_cpu_is("amd"));
+    return takes;
 }
 template <typename X, typename Y>
 bool vendor_takes(const Block<X, Y>& block) {
-    return block.K > 0 && block.rows * block.cols * block.K > 32768 && (dtype_of<X> == DType::FP32 || has_amx());
+    return block.K > 0 && block.rows * block.cols * block.K > 32768 && (dtype_of<X> == DType::FP32 || takes_bf16());
 }
 #endif
 
