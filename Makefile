@@ -191,7 +191,7 @@ kernels: $(foreach arch,$(CUDA_ARCHS),$(BUILD)/cuda/ops_sm_$(arch).log $(BUILD)/
 $(BUILD)/cuda/lab: $(SIMT)/lab.o $(BUILD)/cuda/residual_norm_sm_$(firstword $(CUDA_ARCHS)).log
 	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) $(^:.log=.o) -o $@ -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcudart
 # The tests of the kernels on a GPU, against the CPU loops: the emulated build's objects, which are host code, with nvcc's kernels.
-$(BUILD)/cuda/tests: $(addprefix $(SIMT)/,test_kernels.o test_attention_kernels.o test_gemm_cuda.o) $(foreach part,ops product,$(BUILD)/cuda/$(part)_sm_$(firstword $(CUDA_ARCHS)).log)
+$(BUILD)/cuda/tests: $(addprefix $(SIMT)/,test_kernels.o test_attention_kernels.o test_gemm_cuda.o attention_cudnn.o) $(foreach part,ops product,$(BUILD)/cuda/$(part)_sm_$(firstword $(CUDA_ARCHS)).log)
 	$(CXX) $(filter-out -fopenmp,$(LDFLAGS)) $(^:.log=.o) -o $@ -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcublasLt -lcudart -lgtest -lgtest_main
 kernels_lab: $(SIMT)/lab $(if $(wildcard $(CUDA)/bin/nvcc),$(BUILD)/cuda/lab)
 

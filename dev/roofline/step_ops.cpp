@@ -153,6 +153,7 @@ void trace_step(const Options& o, Ranks& ranks, Run& run) {
     check(!traced::make_calls || std::isfinite(result.loss + result.grad_norm), "loss %g, gradient norm %g", result.loss, result.grad_norm);
     if (!traced::make_calls) { return; }
     for (const traced::Interval& i : traced::intervals) { traced::calls[i.call]["seconds"] = seconds_between(i.begin, i.end); }
+    traced::intervals.clear();  // events, which must not outlive CUDA
     traced::timing = false;
     constexpr int STEPS = 2;
     const Moment begin(run);
