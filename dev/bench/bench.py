@@ -70,12 +70,14 @@ class Work:
             f.write(struct.pack('<3i', 20240520, 1, len(tokens)).ljust(1024, b'\0') + array.array('H', tokens).tobytes())
 
     def train(self, *extra):
-        """tokens/s of each step after the first, which touches all memory for the first time; peak memory."""
+        """tokens/s of each step after the first, which touches all memory for the first time; peak memory. Keeps the type that --dtype auto took."""
         log = f'{self.folder}/log'
         _, _, peak = measured([TRAIN_GPT, *self.flags, '--train', self.data, '--log', log, '--steps', str(self.o.steps + 1), '--warmup', '1', '--threads',
                                 str(self.o.threads), *extra])
         with open(log) as f:
-            return [r['tokens_per_second'] for r in map(json.loads, f) if r['kind'] == 'step'][1:], peak
+            records = [json.loads(line) for line in f]
+        self.dtype = next(r['flags']['dtype'] for r in records if r['kind'] == 'run')
+        return [r['tokens_per_second'] for r in records if r['kind'] == 'step'][1:], peak
 
     def save(self):
         measured([TRAIN_GPT, *self.flags, '--train', self.data, '--steps', '0', '--out', self.model, '--dtype', 'fp32'])
@@ -163,22 +165,20 @@ def training(o, work):
     rows = []
     for _ in range(o.rounds):
         rows.append((work.train(), work.peer(o.steps, variant) if o.python else None))
-    seconds = work.limit()[0]
     ours = statistics.median(r for (rates, _), _ in rows for r in rates)
-    limit = work.shape['batch'] * work.shape['seq'] / seconds
+    limit = work.shape['batch'] * work.shape['seq'] / work.limit()[0] if work.dtype == 'fp32' else None  # the library's rates are measured in fp32
     peer, ratio = '-', '-'
     if o.python:
         rate = statistics.median(r for _, p in rows for r in p[0])
         peer = f'{tokens(rate)}, {gib(max(p[1] for _, p in rows))} ({variant})'
         ratio = f'{statistics.median(statistics.median(a[0]) / statistics.median(p[0]) for a, p in rows):.2f}'
-    return f'{tokens(ours)}, {gib(max(a[1] for a, _ in rows))}', peer, ratio, tokens(limit), ours / limit
+    return f'{tokens(ours)}, {gib(max(a[1] for a, _ in rows))} ({work.dtype})', peer, ratio, tokens(limit) if limit else '-', ours / limit if limit else None
 
 
 def two_ranks(o, work):
     rows = [(work.train('--tp', '2', '--sync-factor', '0.5'), work.train()) for _ in range(o.rounds)]
     two, one = (statistics.median(r for row in rows for r in row[i][0]) for i in (0, 1))
-    limit = work.shape['batch'] * work.shape['seq'] / work.limit()[0]
-    return tokens(two), f'{tokens(one)} (one rank)', f'{statistics.median(statistics.median(a[0]) / statistics.median(b[0]) for a, b in rows):.2f}', tokens(limit), two / limit
+    return f'{tokens(two)} ({work.dtype})', f'{tokens(one)} (one rank)', f'{statistics.median(statistics.median(a[0]) / statistics.median(b[0]) for a, b in rows):.2f}', '-', None
 
 
 def generation(o, work, dtype):
@@ -240,7 +240,7 @@ def main():
         o.rounds = o.steps = o.threads = 1
     o.python = None if o.no_peer or (o.quick and not o.python) else peer_python(o.python)
     print(f'{cpu_name()}, {o.threads} threads, {time.strftime("%d %B %Y")}')
-    print(f'{"work":<16} {"ours":<22} {"peer":<44} {"ratio":>6} {"limit":>14} {"share":>6}')
+    print(f'{"work":<16} {"ours":<28} {"peer":<36} {"ratio":>6} {"limit":>14} {"share":>6}')
     done = 0
     for row in rows:
         name = next((part for part in ('1.1b', '15m', 'gpt2', '130m-short') if part in row), '130m')
@@ -250,7 +250,7 @@ def main():
             cells = (two_ranks(o, work) if row == 'tp2' else start(o, work) if row == 'start' else generation(o, work, row.split('-')[-1]) if row.startswith('gen') else
                      prefill(o, work) if row.startswith('prefill') else training(o, work))
         ours, peer, ratio, limit, share = cells
-        print(f'{row:<16} {ours:<22} {peer:<44} {ratio:>6} {limit:>14} {"-" if share is None else f"{share:.0%}":>6}', flush=True)
+        print(f'{row:<16} {ours:<28} {peer:<36} {ratio:>6} {limit:>14} {"-" if share is None else f"{share:.0%}":>6}', flush=True)
         done += 1
     if o.quick:
         print(f'{done} passed, 0 failed')
