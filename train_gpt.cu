@@ -26,8 +26,10 @@
 #include "llmc/pass.h"
 #include "llmc/profile.h"
 #include "llmc/read_ahead.h"
+#include "llmc/run_data.h"
 #include "llmc/schedule.h"
 #include "llmc/tensors.h"
+#include "llmc/text_rule.h"
 #include "llmc/timed_ops.h"
 #include "llmc/tokenizer.h"
 #include "llmc/tp.h"
@@ -267,6 +269,7 @@ struct Model {
 
     // Passes stop at each co_yield, for a sum over ranks (pass.h). Between them nothing of a micro-batch lies outside its Activations.
     Pass forward(Activations<X>& s, i64 B, i64 S, const int* pos0 = nullptr);
+    i64 forward_stops() const { return 1 + 2 * r.L; }
     Pass head(Activations<X>& s, i64 N, float scale, GradMode mode, bool want_gradient);
     Pass backward(Activations<X>& s, i64 B, i64 S, GradMode mode, std::function<void(i64 layer)> layer_done = [](i64) {});
     void complete_tied_gradient();
@@ -572,13 +575,13 @@ struct Trainer {
     // This rank's windows of step t's global batch -> one update of the weights, the same on every rank. A loss or norm that is
     // not finite, or a spike, leaves the weights as they are.
     StepResult step(const int32_t* windows, i64 t) {
-        const i64 B = sequences(), S = o.seq, all = passes(), forward_stops = 1 + 2 * model.r.L;
+        const i64 B = sequences(), S = o.seq, all = passes();
         double local_loss = 0;
         Turns turns(*ranks.tp);
         for (i64 begun = 0, ended = 0; ended < all;) {
             // A micro-batch begins when the one before has ended; with --overlap-batches, when that one's forward has.
             const bool room = turns.under_way() + passes_at_once() <= acts.size();
-            if (begun < all && room && (turns.under_way() == 0 || turns.youngest().stops() >= forward_stops)) {
+            if (begun < all && room && (turns.under_way() == 0 || turns.youngest().stops() >= model.forward_stops())) {
                 for (i64 i = 0; i < passes_at_once(); i++, begun++) {
                     Activations<X>& s = acts[begun % acts.size()];
                     upload(s, windows + begun * B * (S + 1), B);
@@ -679,56 +682,6 @@ json Trainer<X>::insight() {
 // =====================================================================================================================
 // 5. Generation
 
-// What a token set says of itself, as checkpoints keep it; where there is no side file, what its first document begins with.
-json token_rule(const DataLoader& data) {
-    const auto info = data.token_set();
-    if (!info) { return {{"first_id", data.first_id()}}; }
-    return {{"bos", info->bos}, {"eos", info->eos}, {"tokenizer_file", info->tokenizer_file}, {"tokenizer_hash", info->tokenizer_hash}};
-}
-// Two sets of one model come from one tokenizer; where it is known, others are refused.
-void check_same_tokenizer(const DataLoader& set, const json& rule, const char* flag, const std::string& value) {
-    const json own = token_rule(set);
-    if (!own.contains("tokenizer_hash") || !rule.contains("tokenizer_hash") || own["tokenizer_hash"] == rule["tokenizer_hash"]) { return; }
-    usage_error("%s '%s' was made with the tokenizer '%s' (XXH3 %s), the training data with '%s' (XXH3 %s)\nHINT: tokenize it again with the latter", flag, value.c_str(),
-                own["tokenizer_file"].get<std::string>().c_str(), own["tokenizer_hash"].get<std::string>().c_str(), rule["tokenizer_file"].get<std::string>().c_str(),
-                rule["tokenizer_hash"].get<std::string>().c_str());
-}
-
-// How text becomes tokens for a model: the tokenizer, and the rule of the shards it was trained on.
-struct TextRule {
-    std::unique_ptr<Tokenizer> tokenizer;
-    bool bos = false;   // documents began with BOS
-
-    TextRule(const std::string& file, const json& tokens, i64 vocab) : tokenizer(load_tokenizer(file)) {
-        check(tokenizer->vocab_size() <= vocab, "--tokenizer '%s' has %lld ids, but the model knows %lld\nHINT: pass the tokenizer that made the training shards",
-              file.c_str(), (long long)tokenizer->vocab_size(), (long long)vocab);
-        if (tokens.contains("first_id")) {
-            bos = tokens.at("first_id") == tokenizer->bos_id;
-        } else if (tokens.is_object()) {
-            bos = tokens.at("bos").get<bool>();
-            const std::string hash = tokens.at("tokenizer_hash");
-            if (hash != tokenizer->hash) { usage_error("--tokenizer '%s' is not the one that made the training shards (XXH3 %s, wanted %s)", file.c_str(), tokenizer->hash.c_str(), hash.c_str()); }
-        } else {
-            bos = tokenizer->bos_id >= 0 && tokenizer->bos_id != tokenizer->eos_id;  // imported: Llama's habit; GPT-2's one mark only ends documents
-        }
-    }
-    // An empty prompt still needs a token to start from: BOS, or the EOS that ended the document before.
-    std::vector<int> encode(const std::string& text) const {
-        std::vector<int> ids = tokenizer->encode(text);
-        if (bos && tokenizer->bos_id >= 0) { ids.insert(ids.begin(), tokenizer->bos_id); }
-        if (ids.empty()) { ids.push_back(tokenizer->eos_id >= 0 ? tokenizer->eos_id : tokenizer->bos_id); }
-        if (ids[0] < 0) { usage_error("--prompt is empty, and the tokenizer has neither BOS nor EOS to start from"); }
-        return ids;
-    }
-    std::vector<int> stop_tokens(bool ignore_eos) const {
-        std::vector<int> stop;
-        for (int id : {tokenizer->eos_id, tokenizer->bos_id}) {
-            if (!ignore_eos && id >= 0) { stop.push_back(id); }
-        }
-        return stop;
-    }
-};
-
 // How tokens are drawn, and the state of what draws them, which checkpoints keep.
 struct Sampler {
     uint64_t state;
@@ -815,44 +768,6 @@ struct Generator {
 
 // =====================================================================================================================
 // 6. The run
-
-// Windows that --steps draw.
-i64 windows_of_run(const Options& o) {
-    i64 windows;
-    return __builtin_mul_overflow(o.steps, o.global_batch, &windows) ? std::numeric_limits<i64>::max() : windows;
-}
-
-// From nats per token; not a number where the set does not know its bytes of text.
-double bits_per_byte(double loss, const DataLoader& set) {
-    const double bytes = set.text_bytes_per_token();
-    return bytes > 0 ? loss / M_LN2 / bytes : NAN;
-}
-
-// What --train asks for: Megatron's order depends on how many windows the run will draw.
-DataRequest train_request(const Options& o) {
-    DataRequest r = {o.train, o.seq, o.shape.vocab, (uint64_t)o.seed, WindowOrder::automatic, {}};
-    if (o.order != "auto") { r.order = o.order == "megatron" ? WindowOrder::megatron : WindowOrder::shuffled; }
-    r.split = {o.split, 0};
-    r.windows = windows_of_run(o);
-    r.cache = o.data_cache;
-    return r;
-}
-// Without --val, the second part of a split of --train's sets.
-std::optional<DataRequest> val_request(const Options& o) {
-    if (o.val.empty() && !DocumentSplit{o.split, 1}.names_documents()) { return {}; }
-    return DataRequest{o.val.empty() ? o.train : o.val, o.seq, o.shape.vocab, 0, WindowOrder::sequential, {o.split, 1}};
-}
-
-// Share, size and epochs of each source, for the log.
-json sources_record(const DataLoader& data) {
-    json sources = json::array();
-    for (size_t s = 0; s < data.sources().size(); s++) {
-        const DataSource& source = data.sources()[s];
-        sources.push_back({{"source", source.glob}, {"kind", source.kinds()}, {"share_wanted", source.weight}, {"tokens", source.tokens}, {"windows", source.windows()},
-                           {"windows_drawn", data.state().drawn[s]}, {"share_drawn", data.share_drawn(s)}, {"epochs", data.epochs(s)}});
-    }
-    return sources;
-}
 
 struct Volume {
     double here, plain;  // bytes a rank sends per step for the partial channel reduces, at this p and at p = 1
