@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
 """make bench: one table of speeds: work, ours, peer, ratio, limit, share of the limit.
 
-    dev/bench/bench.py [--rows 130m,start] [--rounds 3] [--steps 2] [--python PYTHON_WITH_TORCH [--peer fp32,bf16] | --no-peer] [--quick]
+    dev/bench/bench.py [--rows 130m,start] [--rounds 3] [--steps 2] [--python PYTHON_WITH_TORCH [--peer fp32,bf16]] [--llama-python PYTHON_WITH_LLAMA_CPP]
+                       [--no-peer] [--quick]
 
 training    ./train_gpt beside PyTorch (peer_torch.py) on the same weights and shape, in turn, each round a ratio: medians. PyTorch as fast as it gets here:
             eager or compiled, fp32 or bf16, tried first (--quick: eager, fp32). Both must give the same loss before anything is timed.
             Limit: each product of the step (build/step_ops lists them) at the vendor library's rate for it, attention at the mean of those rates, and the
             bytes of all else at the memory's (build/bench_limit, in the same run)
 tp2         two ranks, p = 0.5, beside one rank on as many threads
-generation  one token after another: the weights that each token reads, over the memory's rate of reading
-prefill     a prompt that fills the context, 1,024 tokens: its products at the vendor library's rate
+generation  one token after another, beside llama.cpp (peer_llama.py) on the same weights in the same type: medians of rounds in turn. In fp32 both must write the
+            same text before anything is timed. Limit: the weights that each token reads, over the memory's rate of reading
+prefill     a prompt that fills the context, 1,024 tokens, beside llama.cpp likewise; limit: its products at the vendor library's rate
 start       from the command to the first step of a run that resumes; the checkpoint is in page cache
 
-Without --python it makes a virtual environment in build/peer and installs torch from PyPI. --quick: tiny shapes; shows that the bench runs, not how fast
+Without --python it makes a virtual environment in build/peer and installs torch from PyPI; without --llama-python one in build/peer-llama, where llama-cpp-python
+is built from source (10 minutes or more on 2 cores). A peer that cannot be had is a '-'. --quick: tiny shapes; shows that the bench runs, not how fast
 anything is. Its last line is then 'N passed, N failed'.
 """
 import argparse, array, json, os, random, re, shutil, statistics, struct, subprocess, sys, tempfile, time
@@ -28,18 +31,25 @@ SHAPES = {'130m': LLAMA, '130m-short': {**LLAMA, 'batch': 8, 'seq': 256},
           '1.1b': {**LLAMA, 'layers': 2, 'channels': 2048, 'heads': 32, 'kv_heads': 8, 'ffn': 5632, 'batch': 1},  # two of its 22 layers
           'gpt2': GPT}
 TINY = dict(layers=2, channels=64, heads=4, kv_heads=4, ffn=96, vocab=300, batch=2, seq=32)
+PIECES = 290  # of the tokenizer that generation writes with
 ROWS = [*SHAPES, 'tp2', 'gen-130m-fp32', 'gen-130m-bf16', 'gen-1.1b-fp32', 'gen-1.1b-bf16', 'prefill-130m', 'prefill-1.1b', 'start']
 PEER_VARIANTS = {'fp32': [], 'bf16': ['--dtype', 'bf16'], 'fp32+compile': ['--compile'], 'bf16+compile': ['--dtype', 'bf16', '--compile']}
 
 
-def peer_python(given):
+def peer_python(given, name, *packages, **build):
+    """An interpreter that has them: the given one, else one in build/NAME, made once. None where they cannot be installed."""
     if given:
         return given
-    python = os.path.join(ROOT, 'build/peer/bin/python')
-    if not os.path.exists(python):
-        print('installing torch from PyPI into build/peer (once, some GB) ...', flush=True)
-        subprocess.run([sys.executable, '-m', 'venv', os.path.join(ROOT, 'build/peer')], check=True)
-        subprocess.run([python, '-m', 'pip', 'install', '-q', 'torch', 'numpy'], check=True)
+    python = os.path.join(ROOT, f'build/{name}/bin/python')
+    if not os.path.exists(f'{python}.ready'):
+        print(f'installing {", ".join(packages)} from PyPI into build/{name}, once ...', flush=True)
+        try:
+            subprocess.run([sys.executable, '-m', 'venv', os.path.join(ROOT, 'build', name)], check=True)
+            subprocess.run([python, '-m', 'pip', 'install', '-q', *packages], check=True, env={**os.environ, **build})
+        except subprocess.CalledProcessError as error:
+            print(f'no peer: {error}')
+            return None
+        open(f'{python}.ready', 'w').close()
     return python
 
 
@@ -80,7 +90,8 @@ class Work:
         return [r['tokens_per_second'] for r in records if r['kind'] == 'step'][1:], peak
 
     def save(self):
-        measured([TRAIN_GPT, *self.flags, '--train', self.data, '--steps', '0', '--out', self.model, '--dtype', 'fp32'])
+        if not os.path.exists(self.model):
+            measured([TRAIN_GPT, *self.flags, '--train', self.data, '--steps', '0', '--out', self.model, '--dtype', 'fp32'])
 
     def loss(self):
         log = f'{self.folder}/eval'
@@ -88,13 +99,16 @@ class Work:
         with open(log) as f:
             return next(r['loss'] for r in map(json.loads, f) if r['kind'] == 'eval')
 
-    def peer(self, steps, variant):
+    def export(self):
         if not os.path.exists(f'{self.folder}/hf'):
             self.save()
             measured([TRAIN_GPT, '--checkpoint', self.model, '--export-hf', f'{self.folder}/hf'])
+        return f'{self.folder}/hf'
+
+    def peer(self, steps, variant):
         # Some machines pin OpenBLAS to an old kernel; the peer gets the library's own choice.
         env = {k: v for k, v in os.environ.items() if not k.startswith('OPENBLAS')}
-        out, _, peak = measured([self.o.python, os.path.join(ROOT, 'dev/bench/peer_torch.py'), '--weights', f'{self.folder}/hf', '--data', self.data, '--batch', str(self.shape['batch']),
+        out, _, peak = measured([self.o.python, os.path.join(ROOT, 'dev/bench/peer_torch.py'), '--weights', self.export(), '--data', self.data, '--batch', str(self.shape['batch']),
                                  '--seq', str(self.shape['seq']), '--steps', str(steps + 1), '--threads', str(self.o.threads), *PEER_VARIANTS[variant]], env=env)
         result = json.loads(out.splitlines()[-1])
         return result['tokens_per_second'][1:], peak, result['loss']
@@ -121,7 +135,7 @@ class Work:
         if not os.path.exists(path):
             with open(f'{self.folder}/letters.txt', 'w') as f:
                 f.write('\n'.join(' '.join(chr(97 + (i * j) % 26) for j in range(26)) for i in range(1, 200)))
-            measured([os.path.join(ROOT, 'tokenize'), '--train-tokenizer', '290', '--out', path, f'{self.folder}/letters.txt'], stderr=subprocess.DEVNULL)
+            measured([os.path.join(ROOT, 'tokenize'), '--train-tokenizer', str(PIECES), '--out', path, f'{self.folder}/letters.txt'], stderr=subprocess.DEVNULL)
         return path
 
     def tokens_of(self, text):
@@ -132,11 +146,37 @@ class Work:
             return struct.unpack('<3i', f.read(12))[2]
 
     def write(self, prompt, count, dtype):
-        """tokens/s after the first token, seconds until that one was there"""
+        """tokens/s after the first token, seconds until that one was there, the text"""
         done = subprocess.run([TRAIN_GPT, '--checkpoint', self.model, '--dtype', dtype, '--tokenizer', self.tokenizer(), '--prompt', prompt, '--generate', str(count), '--temperature', '0',
-                               '--ignore-eos', '--threads', str(self.o.threads)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True)
+                               '--ignore-eos', '--threads', str(self.o.threads)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=True)
         rate, first = re.search(r'tokens, ([0-9.]+) tokens/s after the first, which took ([0-9.]+) s', done.stderr).groups()
-        return float(rate), float(first)
+        return float(rate), float(first), done.stdout.strip()
+
+    def llama(self, prompt, count, dtype):
+        """The same by llama.cpp."""
+        self.tokens_of(prompt)
+        out = measured([self.o.llama_python, os.path.join(ROOT, 'dev/bench/peer_llama.py'), '--weights', self.export(), '--gguf', f'{self.folder}/{dtype}.gguf', '--dtype', dtype,
+                        '--prompt', f'{self.folder}/prompt_000000.bin', '--count', str(count), '--among', str(PIECES), '--threads', str(self.o.threads)])[0]
+        r = json.loads(out.splitlines()[-1])
+        with open(f'{self.folder}/prompt_000000.bin', 'rb') as f:
+            ids = f.read()[1024:] + array.array('H', r['ids']).tobytes()
+        with open(f'{self.folder}/written.bin', 'wb') as f:
+            f.write(struct.pack('<3i', 20240520, 1, len(ids) // 2).ljust(1024, b'\0') + ids)
+        text = measured([os.path.join(ROOT, 'tokenize'), '--decode', '--tokenizer', self.tokenizer(), f'{self.folder}/written.bin'])[0]
+        return r['tokens_per_second'], r['first_seconds'], text.strip()
+
+    def beside_llama(self, prompt, count, dtype, speed):
+        """speed of (tokens/s, seconds until the first) in each round: medians of ours and of llama.cpp's, the latter and the median of the ratios as the table has them"""
+        self.save()
+        if self.o.llama_python:
+            ours, theirs = self.write(prompt, count, 'fp32')[2], self.llama(prompt, count, 'fp32')[2]
+            if ours != theirs:
+                sys.exit(f'bench.py: on the same weights ./train_gpt writes {ours!r}, llama.cpp {theirs!r}: one of them computes something else')
+        rows = [(speed(*self.write(prompt, count, dtype)[:2]), speed(*self.llama(prompt, count, dtype)[:2]) if self.o.llama_python else None) for _ in range(self.o.rounds)]
+        ours = statistics.median(a for a, _ in rows)
+        if not self.o.llama_python:
+            return ours, '-', '-'
+        return ours, f'{tokens(statistics.median(b for _, b in rows))} (llama.cpp)', f'{statistics.median(a / b for a, b in rows):.2f}'
 
 
 def machine_rates(threads, products):
@@ -182,23 +222,21 @@ def two_ranks(o, work):
 
 
 def generation(o, work, dtype):
-    work.save()
-    rate = statistics.median(work.write('a b', 8 if o.quick else 64, dtype)[0] for _ in range(o.rounds))
+    rate, peer, ratio = work.beside_llama('a b', 8 if o.quick else 64, dtype, lambda rate, first: rate)
     limit = max(machine_rates(o.threads, [])[1].values()) / (weights(work.shape) * (4 if dtype == 'fp32' else 2))
-    return tokens(rate), '-', '-', tokens(limit), rate / limit
+    return tokens(rate), peer, ratio, tokens(limit), rate / limit
 
 
 def prefill(o, work):
-    work.save()
     text, s = ' '.join(chr(97 + i % 26) for i in range(4 * work.shape['seq'])), work.shape
     text = text[:len(text) * (s['seq'] - 8) // work.tokens_of(text)]  # as many tokens as the context holds, nearly
     n = work.tokens_of(text)
-    rate = n / statistics.median(max(work.write(text, 1, 'fp32')[1], 1e-3) for _ in range(o.rounds))
+    rate, peer, ratio = work.beside_llama(text, 1, 'fp32', lambda _, first: n / max(first, 1e-3))
     shapes = [(n, s['channels'], s['channels'] // s['heads'] * (s['heads'] + 2 * s['kv_heads'])), (n, s['channels'], s['channels']), (n, s['channels'], 2 * s['ffn']), (n, s['ffn'], s['channels'])]
     rates = machine_rates(o.threads, [f'forward {a} {b} {c}' for a, b, c in shapes])[0]
     best = s['layers'] * sum(2 * a * b * c / rates[f'forward {a} {b} {c}'] for a, b, c in shapes)
     limit = n / best
-    return tokens(rate), '-', '-', tokens(limit), rate / limit
+    return tokens(rate), peer, ratio, tokens(limit), rate / limit
 
 
 def start(o, work):
@@ -226,7 +264,8 @@ def main():
     flags.add_argument('--rounds', type=int, default=3)
     flags.add_argument('--steps', type=int, default=2)
     flags.add_argument('--threads', type=int, default=os.cpu_count())
-    flags.add_argument('--python')
+    flags.add_argument('--python', help='an interpreter that has torch')
+    flags.add_argument('--llama-python', help='an interpreter that has llama-cpp-python, gguf and numpy')
     flags.add_argument('--peer', default=','.join(PEER_VARIANTS), help='how PyTorch may run: some of %(default)s')
     flags.add_argument('--no-peer', action='store_true', help='only ours and the limits')
     flags.add_argument('--quick', action='store_true', help='tiny shapes: shows that the bench runs, not how fast anything is')
@@ -238,7 +277,10 @@ def main():
     o.peer = ['fp32'] if o.quick else o.peer.split(',')
     if o.quick:
         o.rounds = o.steps = o.threads = 1
-    o.python = None if o.no_peer or (o.quick and not o.python) else peer_python(o.python)
+    trains, writes = any(row in SHAPES for row in rows), any(row.startswith(('gen', 'prefill')) for row in rows)
+    o.python = None if o.no_peer or not trains or (o.quick and not o.python) else peer_python(o.python, 'peer', 'torch', 'numpy')
+    o.llama_python = None if o.no_peer or not writes or (o.quick and not o.llama_python) else peer_python(
+        o.llama_python, 'peer-llama', 'llama-cpp-python', 'gguf', 'numpy', CMAKE_ARGS='-DLLAVA_BUILD=OFF', CMAKE_BUILD_PARALLEL_LEVEL=str(os.cpu_count()))
     print(f'{cpu_name()}, {o.threads} threads, {time.strftime("%d %B %Y")}')
     print(f'{"work":<16} {"ours":<28} {"peer":<36} {"ratio":>6} {"limit":>14} {"share":>6}')
     done = 0
