@@ -174,7 +174,7 @@ inline void vendor_block(const Block<float, float>& block) {
     }
 }
 
-// A matmul primitive is made once per thread and kind of block. alpha, then the bias, then the sum with c: post-ops in fp32.
+// A matmul primitive is made once per thread and kind of block. alpha, then the bias, then the sum with c, in fp32.
 struct Bf16Matmul {
     using Key = std::tuple<i64, i64, i64, i64, bool, i64, bool, i64, bool, bool, bool, float>;
     dnnl::memory::desc a, b, c, bias;
@@ -190,15 +190,15 @@ struct Bf16Matmul {
         c = {{rows, cols}, to_float ? memory::data_type::f32 : memory::data_type::bf16, strides(ldc, false)};
         bias = {{1, cols}, memory::data_type::bf16, strides(cols, false)};
         dnnl::post_ops post;
+        dnnl::primitive_attr attr;
 #if DNNL_VERSION_MAJOR >= 3
         if (alpha != 1.0f) { post.append_eltwise(dnnl::algorithm::eltwise_linear, alpha, 0.0f); }
 #else
-        if (alpha != 1.0f) { post.append_eltwise(1.0f, dnnl::algorithm::eltwise_linear, alpha, 0.0f); }
+        if (alpha != 1.0f) { attr.set_output_scales(0, {alpha}); }  // an operation before the sum with c would take oneDNN's reference loops
 #endif
         bias_position = post.len();
         if (has_bias) { post.append_binary(dnnl::algorithm::binary_add, bias); }
         if (accumulate) { post.append_sum(1.0f); }
-        dnnl::primitive_attr attr;
         attr.set_post_ops(post);
 #if DNNL_VERSION_MAJOR >= 3
         primitive = dnnl::matmul({engine, a, b, c, attr});
