@@ -114,15 +114,15 @@ class Work:
         return result['tokens_per_second'][1:], peak, result['loss']
 
     def limit(self):
-        """seconds of a step"""
-        out = measured([os.path.join(ROOT, 'build/step_ops'), '--micro-batches', '1', '--dtype', 'fp32', *self.flags])[0]
+        """seconds of a step in the type that train() took"""
+        out = measured([os.path.join(ROOT, 'build/step_ops'), '--micro-batches', '1', '--dtype', self.dtype, *self.flags])[0]
         calls = [c for c in map(json.loads, out.splitlines()) if 'op' in c]
         form = {'matmul_forward': 'forward', 'matmul_gelu_forward': 'forward', 'matmul_dgrad': 'dgrad', 'matmul_wgrad': 'wgrad'}
         products = [(c['flops'], f'{form[c["op"]]} {c["N"]} {c["K"]} {c["OC"]}') for c in calls if c['op'] in form]
         wanted = 6 * self.shape['batch'] * self.shape['seq'] * weights(self.shape)
         if sum(flops for flops, _ in products) != wanted:
             sys.exit(f'bench.py: the products of a step have {sum(flops for flops, _ in products):.0f} FLOPs; by its shape {wanted}')
-        rates, memory = machine_rates(self.o.threads, sorted({p for _, p in products}))
+        rates, memory = machine_rates(self.o.threads, self.dtype, sorted({p for _, p in products}))
         seconds = sum(flops / rates[p] for flops, p in products)
         mean_rate = sum(flops for flops, _ in products) / seconds
         seconds += sum(c['flops'] for c in calls if c['op'].startswith('attention')) / mean_rate
@@ -179,8 +179,8 @@ class Work:
         return ours, f'{tokens(statistics.median(b for _, b in rows))} (llama.cpp)', f'{statistics.median(a / b for a, b in rows):.2f}'
 
 
-def machine_rates(threads, products):
-    done = subprocess.run([os.path.join(ROOT, 'build/bench_limit'), str(threads)], input=''.join(p + '\n' for p in products), stdout=subprocess.PIPE, text=True, check=True)
+def machine_rates(threads, dtype, products):
+    done = subprocess.run([os.path.join(ROOT, 'build/bench_limit'), str(threads), dtype], input=''.join(p + '\n' for p in products), stdout=subprocess.PIPE, text=True, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     return {r['product']: r['flops_per_second'] for r in lines[:-1]}, lines[-1]
 
@@ -206,13 +206,13 @@ def training(o, work):
     for _ in range(o.rounds):
         rows.append((work.train(), work.peer(o.steps, variant) if o.python else None))
     ours = statistics.median(r for (rates, _), _ in rows for r in rates)
-    limit = work.shape['batch'] * work.shape['seq'] / work.limit() if work.dtype == 'fp32' else None  # the library's rates are measured in fp32
+    limit = work.shape['batch'] * work.shape['seq'] / work.limit()
     peer, ratio = '-', '-'
     if o.python:
         rate = statistics.median(r for _, p in rows for r in p[0])
         peer = f'{tokens(rate)}, {gib(max(p[1] for _, p in rows))} ({variant})'
         ratio = f'{statistics.median(statistics.median(a[0]) / statistics.median(p[0]) for a, p in rows):.2f}'
-    return f'{tokens(ours)}, {gib(max(a[1] for a, _ in rows))} ({work.dtype})', peer, ratio, tokens(limit) if limit else '-', ours / limit if limit else None
+    return f'{tokens(ours)}, {gib(max(a[1] for a, _ in rows))} ({work.dtype})', peer, ratio, tokens(limit), ours / limit
 
 
 def two_ranks(o, work):
@@ -223,7 +223,7 @@ def two_ranks(o, work):
 
 def generation(o, work, dtype):
     rate, peer, ratio = work.beside_llama('a b', 8 if o.quick else 64, dtype, lambda rate, first: rate)
-    limit = max(machine_rates(o.threads, [])[1].values()) / (weights(work.shape) * (4 if dtype == 'fp32' else 2))
+    limit = max(machine_rates(o.threads, dtype, [])[1].values()) / (weights(work.shape) * (4 if dtype == 'fp32' else 2))
     return tokens(rate), peer, ratio, tokens(limit), rate / limit
 
 
@@ -233,7 +233,7 @@ def prefill(o, work):
     n = work.tokens_of(text)
     rate, peer, ratio = work.beside_llama(text, 1, 'fp32', lambda _, first: n / max(first, 1e-3))
     shapes = [(n, s['channels'], s['channels'] // s['heads'] * (s['heads'] + 2 * s['kv_heads'])), (n, s['channels'], s['channels']), (n, s['channels'], 2 * s['ffn']), (n, s['ffn'], s['channels'])]
-    rates = machine_rates(o.threads, [f'forward {a} {b} {c}' for a, b, c in shapes])[0]
+    rates = machine_rates(o.threads, 'fp32', [f'forward {a} {b} {c}' for a, b, c in shapes])[0]
     best = s['layers'] * sum(2 * a * b * c / rates[f'forward {a} {b} {c}'] for a, b, c in shapes)
     limit = n / best
     return tokens(rate), peer, ratio, tokens(limit), rate / limit

@@ -1,11 +1,12 @@
 // bench_limit: what the machine gives at best: the vendor library's rate at each product of a step, and the memory's.
 //
-//   build/bench_limit THREADS < PRODUCTS      a line each: forward, dgrad or wgrad, and N K OC, as matmul_... has them (ops.h); fp32
+//   build/bench_limit THREADS fp32|bf16 < PRODUCTS      a line each: forward, dgrad or wgrad, and N K OC, as matmul_... has them (ops.h)
 //
-// One call of dnnl_sgemm on the whole product, with the library's own threads; the best of some. Prints JSON Lines: {"product", "flops_per_second"} in the
-// order of the input, then {"triad", "read"}: bytes a second of a[i] = b[i] + 3 c[i] over three arrays, and of a sum over one, on all threads.
+// One call of the library on the whole product, with its own threads: dnnl_sgemm in fp32, in bf16 its matmul, the weight as it lies in memory or packed
+// beforehand in the library's own layout, whichever is faster. The best of some calls. Prints JSON Lines: {"product", "flops_per_second"} in the order of
+// the input, then {"triad", "read"}: bytes a second of a[i] = b[i] + 3 c[i] over three arrays, and of a sum over one, on all threads.
 #include <omp.h>
-#include <oneapi/dnnl/dnnl.h>
+#include <oneapi/dnnl/dnnl.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -31,22 +32,51 @@ double best_seconds(const Work& work) {
     return best;
 }
 
-struct Matrices {
-    std::vector<float> a, b, c;
-    void fit(i64 a_count, i64 b_count, i64 c_count) {
-        a.resize(std::max<size_t>(a.size(), a_count), 0.5f), b.resize(std::max<size_t>(b.size(), b_count), 0.5f), c.resize(std::max<size_t>(c.size(), c_count));
+// forward: in (N,K) times the transposed weight (OC,K). dgrad: dout (N,OC) times the weight. wgrad: the transposed dout times in.
+struct Product {
+    std::string form;
+    i64 rows, cols, depth;
+    bool a_transposed, b_transposed;
+
+    Product(const std::string& line) {
+        std::istringstream words(line);
+        i64 N = 0, K = 0, OC = 0;
+        check((words >> form >> N >> K >> OC) && (form == "forward" || form == "dgrad" || form == "wgrad"), "bench_limit: '%s': wanted forward, dgrad or wgrad, and N K OC", line.c_str());
+        rows = form == "wgrad" ? OC : N, cols = form == "forward" ? OC : K, depth = form == "forward" ? K : form == "dgrad" ? OC : N;
+        a_transposed = form == "wgrad", b_transposed = form == "forward";
     }
+    double flops() const { return 2.0 * (double)rows * (double)cols * (double)depth; }
 };
 
-double product_rate(const std::string& form, i64 N, i64 K, i64 OC, Matrices& m) {
-    m.fit(N * std::max(K, OC), std::max(N, OC) * K, std::max({N * OC, N * K, OC * K}));
-    float *a = m.a.data(), *b = m.b.data(), *c = m.c.data();
-    const double seconds = best_seconds([&] {
-        if (form == "forward") { dnnl_sgemm('N', 'T', N, OC, K, 1.0f, a, K, b, K, 0.0f, c, OC); }   // in (N,K), weight (OC,K)
-        if (form == "dgrad") { dnnl_sgemm('N', 'N', N, K, OC, 1.0f, a, OC, b, K, 0.0f, c, K); }     // dout (N,OC), weight
-        if (form == "wgrad") { dnnl_sgemm('T', 'N', OC, K, N, 1.0f, a, OC, b, K, 0.0f, c, K); }     // dout, in
+double seconds_fp32(const Product& p) {
+    std::vector<float> a(p.rows * p.depth, 0.5f), b(p.depth * p.cols, 0.5f), c(p.rows * p.cols);
+    return best_seconds([&] {
+        dnnl_sgemm(p.a_transposed ? 'T' : 'N', p.b_transposed ? 'T' : 'N', p.rows, p.cols, p.depth, 1.0f, a.data(), p.a_transposed ? p.rows : p.depth, b.data(), p.b_transposed ? p.depth : p.cols,
+                   0.0f, c.data(), p.cols);
     });
-    return 2.0 * (double)N * (double)K * (double)OC / seconds;
+}
+
+// A weight gradient is a sum in fp32; what is on its right is no weight, and is not packed beforehand.
+double seconds_bf16(const Product& p) {
+    using dnnl::memory;
+    const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+    dnnl::stream stream(engine);
+    const auto plain = [](i64 rows, i64 cols, bool transposed, memory::data_type type) { return memory::desc({rows, cols}, type, transposed ? memory::dims{1, rows} : memory::dims{cols, 1}); };
+    const auto a = plain(p.rows, p.depth, p.a_transposed, memory::data_type::bf16), b = plain(p.depth, p.cols, p.b_transposed, memory::data_type::bf16);
+    const auto c = plain(p.rows, p.cols, false, p.form == "wgrad" ? memory::data_type::f32 : memory::data_type::bf16);
+    const auto seconds = [&](const memory::desc& weight) {
+#if DNNL_VERSION_MAJOR >= 3
+        const dnnl::matmul::primitive_desc desc(engine, a, weight, c);
+#else
+        const dnnl::matmul::primitive_desc desc({a, weight, c}, engine);
+#endif
+        memory left(a, engine), right(desc.weights_desc(), engine), out(c, engine);
+        for (const memory& m : {left, right}) { memset(m.get_data_handle(), 0, m.get_desc().get_size()); }
+        const dnnl::matmul product(desc);
+        return best_seconds([&] { product.execute(stream, {{DNNL_ARG_SRC, left}, {DNNL_ARG_WEIGHTS, right}, {DNNL_ARG_DST, out}}), stream.wait(); });
+    };
+    const memory::desc packed({p.depth, p.cols}, memory::data_type::bf16, memory::format_tag::any);
+    return p.form == "wgrad" ? seconds(b) : std::min(seconds(b), seconds(packed));
 }
 
 // For each thread work(its part of COUNT).
@@ -63,15 +93,12 @@ double memory_rate(int arrays, const Work& work) {
 
 int main(int argc, char** argv) {
     try {
-        if (argc != 2) { usage_error("bench_limit THREADS < PRODUCTS"); }
+        const std::string dtype = argc == 3 ? argv[2] : "";
+        if (dtype != "fp32" && dtype != "bf16") { usage_error("bench_limit THREADS fp32|bf16 < PRODUCTS"); }
         omp_set_num_threads(atoi(argv[1]));
-        Matrices matrices;
         for (std::string line; std::getline(std::cin, line);) {
-            std::istringstream words(line);
-            std::string form;
-            i64 N = 0, K = 0, OC = 0;
-            check((words >> form >> N >> K >> OC) && (form == "forward" || form == "dgrad" || form == "wgrad"), "bench_limit: '%s': wanted forward, dgrad or wgrad, and N K OC", line.c_str());
-            printf("{\"product\": \"%s\", \"flops_per_second\": %.6g}\n", line.c_str(), product_rate(form, N, K, OC, matrices));
+            const Product product(line);
+            printf("{\"product\": \"%s\", \"flops_per_second\": %.6g}\n", line.c_str(), product.flops() / (dtype == "fp32" ? seconds_fp32(product) : seconds_bf16(product)));
         }
         std::unique_ptr<float[]> a(new float[COUNT]), b(new float[COUNT]), c(new float[COUNT]);
         const auto fill = [&](Range part) { std::fill(a.get() + part.begin, a.get() + part.end, 0.0f), std::fill(b.get() + part.begin, b.get() + part.end, 1.0f), std::fill(c.get() + part.begin, c.get() + part.end, 2.0f); };
