@@ -58,7 +58,7 @@ constexpr i64 GEMM_PAD = 16;  // keeps the rows of a tile out of one another's c
 
 // a's slice as floats: (rows, depth), or as it is stored, (depth, rows).
 template <typename X>
-Strided pack_a(float* to, Matrix<X> a, i64 i0, i64 rows, i64 k0, i64 depth) {
+Strided<float> pack_a(float* to, Matrix<X> a, i64 i0, i64 rows, i64 k0, i64 depth) {
     const i64 lines = a.transposed ? depth : rows, width = a.transposed ? rows : depth;
     const i64 ld = (a.transposed ? GEMM_ROWS : GEMM_DEPTH) + GEMM_PAD;
     const X* from = a.transposed ? a.data + k0 * a.ld + i0 : a.data + i0 * a.ld + k0;
@@ -98,7 +98,7 @@ void plain_block(const Block<X, Y>& block) {
         pack_b(packed_b, b, k.begin, k.size(), cols);
         for (i64 i = 0; i < rows; i += GEMM_ROWS) {
             const i64 height = std::min(rows - i, GEMM_ROWS);
-            const Strided packed = pack_a(packed_a, a, i, height, k.begin, k.size());
+            const Strided<float> packed = pack_a(packed_a, a, i, height, k.begin, k.size());
             for (i64 j = 0; j < cols; j += TILE_COLS) {
                 panel_product<TILE_VECTORS>(sums + i * ldp + j, ldp, packed, packed_b + j * k.size(), TILE_COLS, height, k.size(),
                                             slice > 0);

@@ -216,12 +216,56 @@ ALWAYS_INLINE vfloat exp(vfloat x) {
 }
 ALWAYS_INLINE vfloat sigmoid(vfloat x) { return 1.0f / (1.0f + exp(-x)); }
 
+// ---- pairs of bf16 --------------------------------------------------------------------------------------------------
+// Two steps of a product's depth in one word. AVX512_BF16 multiplies pairs and adds both products to a float, as fast as one float elsewhere.
+struct bf16x2 {
+    bf16 even, odd;
+};
+#ifdef __AVX512BF16__
+constexpr bool FAST_PAIRS = true;
+#else
+constexpr bool FAST_PAIRS = false;
+#endif
+
+ALWAYS_INLINE vuint load(const bf16x2* p, Full = {}) {
+    vuint v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+ALWAYS_INLINE void store(bf16x2* p, vuint v, Full = {}) { memcpy((void*)p, &v, sizeof v); }
+ALWAYS_INLINE vuint splat(bf16x2 pair) {
+    uint32_t word;
+    memcpy(&word, &pair, sizeof word);
+    return word - vuint{};
+}
+// Both rounded to nearest. Words of an even and an odd row:
+ALWAYS_INLINE vuint pairs_of(vfloat even, vfloat odd) {
+#ifdef __AVX512BF16__
+    const __m512i order = (__m512i)(vector_of([](int lane) { return lane | (lane + VL) << 16; }));
+    return (vuint)_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even));
+#else
+    return to_32_bits(narrow_to_nearest(even)) | to_32_bits(narrow_to_nearest(odd)) << 16;
+#endif
+}
+
+ALWAYS_INLINE vfloat multiply_add(vfloat sum, vfloat a, vfloat b) { return sum + a * b; }
+ALWAYS_INLINE vfloat multiply_add(vfloat sum, vuint a, vuint b) {
+#ifdef __AVX512BF16__
+    return (vfloat)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+    const auto even = [](vuint v) { return (vfloat)(v << 16); };
+    const auto odd = [](vuint v) { return (vfloat)(v & 0xFFFF0000u); };
+    return sum + odd(a) * odd(b) + even(a) * even(b);
+#endif
+}
+
 // ---- block product --------------------------------------------------------------------------------------------------
-// c (rows, cols; ldc) = or += sum over k < depth of a(r, k) * b[k, :], with a(r, k) = a[r*ar + k*ak], b (depth, cols; ldb).
-// cols is a multiple of VL: whoever packs b pads it. The heart of the matrix product and of attention: a tile of
+// c (rows, cols; ldc) = or += sum over k < depth of a(r, k) * b[k, :], with a(r, k) = a[r*ar + k*ak], b (depth, cols; ldb), both of floats or both of
+// pairs. cols is a multiple of VL: whoever packs b pads it. The heart of the matrix product and of attention: a tile of
 // accumulators stays in registers while elements of `a`, in either order, are broadcast against vectors of b.
+template <typename E>
 struct Strided {
-    const float* data;
+    const E* data;
     i64 row, depth;  // strides
 };
 
@@ -229,8 +273,8 @@ constexpr int TILE_ROWS = 6;
 constexpr int TILE_VECTORS = VL == 16 ? 4 : 2;  // 24 accumulators of 32 registers, or 12 of 16
 constexpr int TILE_COLS = TILE_VECTORS * VL;
 
-template <int R, int NV>
-__attribute__((noinline)) void tile_product(float* c, i64 ldc, Strided a, const float* b, i64 ldb, i64 depth, bool accumulate) {
+template <int R, int NV, typename E>
+__attribute__((noinline)) void tile_product(float* c, i64 ldc, Strided<E> a, const E* b, i64 ldb, i64 depth, bool accumulate) {
     vfloat acc[R][NV];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
@@ -238,14 +282,14 @@ __attribute__((noinline)) void tile_product(float* c, i64 ldc, Strided a, const 
         for (int v = 0; v < NV; v++) { acc[r][v] = vfloat{}; }
     }
     for (i64 k = 0; k < depth; k++) {
-        vfloat bk[NV];
+        decltype(load(b)) bk[NV];
 #pragma GCC unroll 8
         for (int v = 0; v < NV; v++) { bk[v] = load(b + k * ldb + v * VL); }
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            const vfloat x = splat(a.data[r * a.row + k * a.depth]);
+            const auto x = splat(a.data[r * a.row + k * a.depth]);
 #pragma GCC unroll 8
-            for (int v = 0; v < NV; v++) { acc[r][v] += x * bk[v]; }
+            for (int v = 0; v < NV; v++) { acc[r][v] = multiply_add(acc[r][v], x, bk[v]); }
         }
     }
 #pragma GCC unroll 8
@@ -258,13 +302,13 @@ __attribute__((noinline)) void tile_product(float* c, i64 ldc, Strided a, const 
     }
 }
 
-template <int NV>
-void panel_product(float* c, i64 ldc, Strided a, const float* b, i64 ldb, i64 rows, i64 depth, bool accumulate) {
+template <int NV, typename E>
+void panel_product(float* c, i64 ldc, Strided<E> a, const E* b, i64 ldb, i64 rows, i64 depth, bool accumulate) {
     i64 r = 0;
     const auto tiles = [&](auto height) {
         constexpr int R = decltype(height)::value;
         for (; r + R <= rows; r += R) {
-            tile_product<R, NV>(c + r * ldc, ldc, {a.data + r * a.row, a.row, a.depth}, b, ldb, depth, accumulate);
+            tile_product<R, NV>(c + r * ldc, ldc, Strided<E>{a.data + r * a.row, a.row, a.depth}, b, ldb, depth, accumulate);
         }
     };
     tiles(std::integral_constant<int, TILE_ROWS>{});
@@ -272,7 +316,8 @@ void panel_product(float* c, i64 ldc, Strided a, const float* b, i64 ldb, i64 ro
     tiles(std::integral_constant<int, 1>{});
 }
 
-inline void block_product(float* c, i64 ldc, Strided a, const float* b, i64 ldb, i64 rows, i64 cols, i64 depth, bool accumulate) {
+template <typename E>
+void block_product(float* c, i64 ldc, Strided<E> a, const E* b, i64 ldb, i64 rows, i64 cols, i64 depth, bool accumulate) {
     for (i64 j = 0; j < cols; j += TILE_COLS) {
         const i64 vectors = std::min<i64>(cols - j, TILE_COLS) / VL;
         switch (vectors) {

@@ -56,7 +56,7 @@ struct Bench {
                    run.parallel(items, [&](i64 item) {
                        float* c = data + item * 65536;
                        for (i64 i = 0; i < times; i++) {
-                           tile_product<TILE_ROWS, TILE_VECTORS>(c, TILE_COLS, {c + 4096, 1, 8}, c + 8192, TILE_COLS, 64, false);
+                           tile_product<TILE_ROWS, TILE_VECTORS>(c, TILE_COLS, Strided<float>{c + 4096, 1, 8}, c + 8192, TILE_COLS, 64, false);
                        }
                    });
                });

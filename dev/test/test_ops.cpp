@@ -50,6 +50,36 @@ TEST(Simd, LanesPastTheEndAreLeftAlone) {
 }
 
 // ---- embedding ------------------------------------------------------------------------------------------------------
+TEST(Simd, ProductsOfPairsAreThoseOfTheirNumbers) {
+    for (auto [rows, depth] : Vec<std::pair<i64, i64>>{{1, 1}, {7, 5}, {16, 24}}) {
+        const i64 cols = 5 * VL;
+        const auto a = random_values<bf16>(rows * 2 * depth, 1), b = random_values<bf16>(2 * depth * cols, 2);
+        Vec<bf16x2> b_pairs(depth * cols);
+        for (i64 k = 0; k < depth; k++) {
+            for (i64 i = 0; i < cols; i += VL) { store(&b_pairs[k * cols + i], pairs_of(load(&b[2 * k * cols + i]), load(&b[(2 * k + 1) * cols + i]))); }
+        }
+        Vec<float> c(rows * cols, 1.0f);
+        block_product(c.data(), cols, Strided<bf16x2>{(const bf16x2*)a.data(), depth, 1}, b_pairs.data(), cols, rows, cols, depth, true);
+        Doubles want(c.size(), 1.0);
+        for (i64 i = 0; i < rows * cols; i++) {
+            for (i64 k = 0; k < 2 * depth; k++) { want[i] += (double)(float)a[i / cols * 2 * depth + k] * (float)b[k * cols + i % cols]; }
+        }
+        expect_close(c, want, 1e-6 * (double)depth, "c");
+    }
+}
+// To nearest, ties to even, as bf16(float); NaN stays NaN.
+TEST(Simd, PairsRoundAsTheScalarDoes) {
+    for (uint64_t seed = 0; seed < 2000; seed++) {
+        const Vec<float> even = random_values<float>(VL, 2 * seed, std::exp2(60 * uniform(seed, 9))), odd = random_values<float>(VL, 2 * seed + 1, 256.0);
+        bf16x2 words[VL];
+        store(words, pairs_of(load(even.data()), load(odd.data())));
+        for (int i = 0; i < VL; i++) { ASSERT_TRUE(words[i].even.bits == bf16(even[i]).bits && words[i].odd.bits == bf16(odd[i]).bits) << even[i] << " " << odd[i]; }
+    }
+    bf16x2 words[VL];
+    store(words, pairs_of(splat(NAN), splat(-INFINITY)));
+    EXPECT_TRUE(std::isnan((float)words[0].even) && (float)words[VL - 1].odd == -INFINITY);
+}
+
 TYPED_TEST(Ops, Embedding) {
     using X = TypeParam;
     for (auto [B, S, C, V, pos0] : Vec<std::tuple<i64, i64, i64, i64, i64>>{{1, 1, 1, 1, 0}, {2, 7, 33, 11, 3}, {3, 101, 20, 500, 0}}) {

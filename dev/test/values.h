@@ -40,12 +40,14 @@ void for_gradient_types(const Body& body) {
     if constexpr (dtype_of<X> == DType::BF16) { body(bf16{}); }
 }
 
-// |got - want| <= fp32 error of a sum of that size + the rounding of the result. Written so that NaN fails.
+// |got - want| <= fp32 error of a sum of that size + the rounding of the result + that of what was summed: `terms` are the sums of its terms' sizes.
+// Written so that NaN fails.
 template <typename X>
-void expect_close(const Vec<X>& got, const Doubles& want, double sum_error, const char* what) {
+void expect_close(const Vec<X>& got, const Doubles& want, double sum_error, const char* what, const Doubles& terms = {}) {
     ASSERT_EQ(got.size(), want.size()) << what;
     for (size_t i = 0; i < want.size(); i++) {
-        const double difference = std::fabs((double)(float)got[i] - want[i]), allowed = sum_error + 2 * unit<X> * std::fabs(want[i]);
+        const double difference = std::fabs((double)(float)got[i] - want[i]);
+        const double allowed = sum_error + 2 * unit<X> * std::fabs(want[i]) + (terms.empty() ? 0.0 : unit<X> * terms[i]);
         ASSERT_TRUE(difference <= allowed) << what << "[" << i << "] is " << (float)got[i] << ", not " << want[i];
     }
 }

@@ -16,12 +16,64 @@ namespace cpu {
 
 constexpr i64 QUERY_BLOCK = 64, KEY_BLOCK = 64;
 
-// Rows of HS elements as floats: in place, or converted into scratch.
-inline const float* as_floats(const float* from, i64, float*) { return from; }
-inline const float* as_floats(const bf16* from, i64 count, float* scratch) {
+// What products are made of: E is float, or bf16x2 where X is bf16 and the processor multiplies pairs fast. A tile then has half the depth, and
+// probabilities and their gradients are rounded to bf16 before the products that take them, as in the kernels.
+template <typename E>
+constexpr i64 STEPS = sizeof(E) / (std::is_same_v<E, float> ? 4 : 2);
+
+// f(E): head sizes are seldom odd.
+template <typename X, typename F>
+void with_operands(i64 HS, const F& f) {
+    if constexpr (FAST_PAIRS && std::is_same_v<X, bf16>) {
+        if (HS % 2 == 0) { return f(bf16x2{}); }
+    }
+    f(float{});
+}
+
+// Rows of HS elements, (rows, HS / STEPS) of E: in place, or converted into scratch.
+inline const float* rows_of(const float* from, i64, float*) { return from; }
+inline const float* rows_of(const bf16* from, i64 count, float* scratch) {
     vector_loop(count, [&](i64 i, auto lanes) { store(scratch + i, load(from + i, lanes), lanes); });
     return scratch;
 }
+inline const bf16x2* rows_of(const bf16* from, i64, bf16x2*) { return (const bf16x2*)from; }
+
+// to (HS / STEPS, queries) = the transpose of those rows.
+template <typename X>
+void transpose_rows(float* to, const X* from, i64 ld_from, i64 rows, i64 HS) {
+    transpose_block(to, QUERY_BLOCK, from, ld_from, rows, HS);
+}
+inline void transpose_rows(bf16x2* to, const bf16* from, i64 ld_from, i64 rows, i64 HS) {
+    transpose_block((float*)to, QUERY_BLOCK, (const float*)from, ld_from / 2, rows, HS / 2);  // words are only moved
+}
+
+// to (ceil(rows / STEPS), cols; ld): STEPS rows in one; zeros where there is no row, and up to ld.
+template <typename X>
+void stack_rows(float* to, i64 ld, const X* from, i64 ld_from, i64 rows, i64 cols) {
+    for (i64 r = 0; r < rows; r++) {
+        vector_loop(cols, [&](i64 i, auto lanes) { store(to + r * ld + i, load(from + r * ld_from + i, lanes)); });
+    }
+}
+inline void stack_rows(bf16x2* to, i64 ld, const bf16* from, i64 ld_from, i64 rows, i64 cols) {
+    for (i64 r = 0; r < rows; r += 2, to += ld, from += 2 * ld_from) {
+        vector_loop(cols, [&](i64 i, auto lanes) {
+            const vuint even = (vuint)load(from + i, lanes), odd = r + 1 < rows ? (vuint)load(from + ld_from + i, lanes) : vuint{};
+            store(to + i, even >> 16 | odd);
+        });
+    }
+}
+
+// The same with ld = cols, in place where nothing has to be done; else in scratch, which has room for a vector more.
+inline const float* stacked(const float* from, i64, i64, float*) { return from; }
+template <typename E>
+const E* stacked(const bf16* from, i64 rows, i64 cols, E* scratch) {
+    stack_rows(scratch, cols, from, cols, rows, cols);
+    return scratch;
+}
+
+// STEPS rows of floats as one of E.
+ALWAYS_INLINE void store_steps(float* to, const vfloat (&row)[1]) { store(to, row[0]); }
+ALWAYS_INLINE void store_steps(bf16x2* to, const vfloat (&rows)[2]) { store(to, pairs_of(rows[0], rows[1])); }
 
 // s[j] = value where key0 + j is after the query of the lane. first_query is lane 0's position.
 inline void mask_after(float* s, float value, i64 key0, i64 keys, i64 first_query, i64 lanes) {
@@ -35,43 +87,48 @@ inline void mask_after(float* s, float value, i64 key0, i64 keys, i64 first_quer
 }
 
 // One head's query block: o (rows, HS; ld_o) and lse (rows).
-template <typename X>
+template <typename E, typename X>
 void attend_block(X* o, i64 ld_o, float* lse, const X* q, const X* k, const X* v, i64 first_query, i64 rows, i64 HS) {
     static thread_local Scratch<float> scratch;
-    float* qt = scratch.get((2 * HS + KEY_BLOCK) * QUERY_BLOCK + 2 * KEY_BLOCK * HS);  // (HS, queries)
-    float* ot = qt + HS * QUERY_BLOCK;                                                 // (HS, queries)
-    float* s = ot + HS * QUERY_BLOCK;                                                  // (keys, queries)
-    float *k_floats = s + KEY_BLOCK * QUERY_BLOCK, *v_floats = k_floats + KEY_BLOCK * HS;
-    alignas(64) float highest[QUERY_BLOCK], sum[QUERY_BLOCK];
+    constexpr i64 W = STEPS<E>;
     const i64 lanes = round_up(rows, VL), visible = first_query + rows;
+    float* ot = scratch.get((2 * HS + KEY_BLOCK) * QUERY_BLOCK + 2 * KEY_BLOCK * HS + VL);  // (HS, queries)
+    float* s = ot + HS * QUERY_BLOCK;                                                       // (keys, queries)
+    E* p = (E*)s;                                                                           // (keys / W, queries), in its place
+    E* qt = (E*)(s + KEY_BLOCK * QUERY_BLOCK);                                              // (HS / W, queries)
+    E *k_scratch = qt + HS * QUERY_BLOCK, *v_scratch = k_scratch + KEY_BLOCK * HS;
+    alignas(64) float highest[QUERY_BLOCK], sum[QUERY_BLOCK];
     const float scale = 1.0f / sqrtf((float)HS);
 
-    transpose_block(qt, QUERY_BLOCK, q, HS, rows, HS);
+    transpose_rows(qt, q, HS, rows, HS);
     std::fill(ot, ot + HS * QUERY_BLOCK, 0.0f);
     std::fill(highest, highest + QUERY_BLOCK, -INFINITY);
     std::fill(sum, sum + QUERY_BLOCK, 0.0f);
     for (i64 key0 = 0; key0 < visible; key0 += KEY_BLOCK) {
         const i64 keys = std::min(KEY_BLOCK, visible - key0);
-        const float* kf = as_floats(k + key0 * HS, keys * HS, k_floats);
-        const float* vf = as_floats(v + key0 * HS, keys * HS, v_floats);
-        block_product(s, QUERY_BLOCK, {kf, HS, 1}, qt, QUERY_BLOCK, keys, lanes, HS, false);
+        const E* k_rows = rows_of(k + key0 * HS, keys * HS, k_scratch);
+        const E* v_stacked = stacked(v + key0 * HS, keys, HS, v_scratch);
+        block_product(s, QUERY_BLOCK, Strided<E>{k_rows, HS / W, 1}, qt, QUERY_BLOCK, keys, lanes, HS / W, false);
         mask_after(s, -INFINITY, key0, keys, first_query, lanes);
         for (i64 i = 0; i < lanes; i += VL) {
             vfloat top = load(s + i);
             for (i64 j = 1; j < keys; j++) { top = max(load(s + j * QUERY_BLOCK + i), top); }
             const vfloat before = load(highest + i), now = max(before, top * scale);
             vfloat exps{};
-            for (i64 j = 0; j < keys; j++) {
-                const vfloat p = exp(load(s + j * QUERY_BLOCK + i) * scale - now);
-                exps += p;
-                store(s + j * QUERY_BLOCK + i, p);
+            for (i64 j = 0; j < keys; j += W) {
+                vfloat p_j[W];
+                for (i64 w = 0; w < W; w++) {
+                    p_j[w] = j + w < keys ? exp(load(s + (j + w) * QUERY_BLOCK + i) * scale - now) : vfloat{};
+                    exps += p_j[w];
+                }
+                store_steps(p + j / W * QUERY_BLOCK + i, p_j);
             }
             const vfloat shrink = exp(before - now);
             store(sum + i, load(sum + i) * shrink + exps);
             store(highest + i, now);
             for (i64 d = 0; d < HS; d++) { store(ot + d * QUERY_BLOCK + i, load(ot + d * QUERY_BLOCK + i) * shrink); }
         }
-        block_product(ot, QUERY_BLOCK, {vf, 1, HS}, s, QUERY_BLOCK, HS, lanes, keys, true);
+        block_product(ot, QUERY_BLOCK, Strided<E>{v_stacked, 1, HS}, p, QUERY_BLOCK, HS, lanes, ceil_div(keys, W), true);
     }
     for (i64 i = 0; i < lanes; i += VL) {
         const vfloat inverse = 1.0f / load(sum + i);
@@ -127,58 +184,65 @@ void attention_forward(X* att, float* lse, const X* q, const X* k, const X* v, c
         if (S == 1) {
             attend_one(o, lse + bh, from, k + kv, v + kv, first + 1, HS);
         } else {
-            attend_block(o, NH * HS, lse + bh * S + q0, from, k + kv, v + kv, first + q0, std::min(QUERY_BLOCK, S - q0), HS);
+            with_operands<X>(HS, [&](auto operand) {
+                attend_block<decltype(operand)>(o, NH * HS, lse + bh * S + q0, from, k + kv, v + kv, first + q0, std::min(QUERY_BLOCK, S - q0), HS);
+            });
         }
     });
 }
 
-// A query block of one head as the backward wants it: transposed and by rows, the query scaled.
+// A query block of one head as the backward wants it. Zeros stand for queries that are not there.
+template <typename E>
 struct QueryBlock {
-    float *qt, *dot;   // (HS, queries)
-    float *q, *d_out;  // (queries, HSp)
-    float *lse, *D;    // (queries)
-    static i64 floats(i64 HS, i64 HSp) { return 2 * QUERY_BLOCK * (HS + HSp + 1); }
-    QueryBlock(float* memory, i64 HS, i64 HSp) {
-        for (float** part : {&qt, &dot}) { *part = std::exchange(memory, memory + HS * QUERY_BLOCK); }
-        for (float** part : {&q, &d_out}) { *part = std::exchange(memory, memory + HSp * QUERY_BLOCK); }
+    E *qt, *dot;      // (HS / STEPS, queries)
+    E *q, *d_out;     // (queries / STEPS, HSp)
+    float *lse, *D;   // (queries)
+    float *begin, *end;
+    QueryBlock(float* memory, i64 HS, i64 HSp) : begin(memory) {
+        for (E** part : {&qt, &dot}) { *part = (E*)std::exchange(memory, memory + HS / STEPS<E> * QUERY_BLOCK); }
+        for (E** part : {&q, &d_out}) { *part = (E*)std::exchange(memory, memory + HSp * QUERY_BLOCK / STEPS<E>); }
         for (float** part : {&lse, &D}) { *part = std::exchange(memory, memory + QUERY_BLOCK); }
+        end = memory;
     }
+    static i64 floats(i64 HS, i64 HSp) { return 2 * QUERY_BLOCK * (HS + HSp + 1); }  // at most
 
     template <typename X>
     void fill(const X* from_q, const X* from_datt, const X* from_att, i64 ld_att, const float* from_lse, i64 rows, i64 HS, i64 HSp) {
-        const float scale = 1.0f / sqrtf((float)HS);
+        if (rows < QUERY_BLOCK) { std::fill(begin, end, 0.0f); }
         for (i64 i = 0; i < rows; i++) {
             vfloat product{};
-            vector_loop(HS, [&](i64 d, auto lanes) {
-                const vfloat grad = load(from_datt + i * ld_att + d, lanes);
-                product += grad * load(from_att + i * ld_att + d, lanes);
-                store(d_out + i * HSp + d, grad);
-                store(q + i * HSp + d, scale * load(from_q + i * HS + d, lanes));
-            });
+            vector_loop(HS, [&](i64 d, auto lanes) { product += load(from_datt + i * ld_att + d, lanes) * load(from_att + i * ld_att + d, lanes); });
             D[i] = sum_lanes(product);
             lse[i] = from_lse[i];
         }
-        transpose_block(qt, QUERY_BLOCK, q, HSp, rows, HS);
-        transpose_block(dot, QUERY_BLOCK, d_out, HSp, rows, HS);
+        stack_rows(q, HSp, from_q, HS, rows, HS);
+        stack_rows(d_out, HSp, from_datt, ld_att, rows, HS);
+        transpose_rows(qt, from_q, HS, rows, HS);
+        transpose_rows(dot, from_datt, ld_att, rows, HS);
     }
 };
 
 // dq, dk and dv of one key-value head, from every parts-th of its key blocks, from `part` on. Query heads of the group, query
 // blocks and key blocks come in this order, so every sum has one order. dq goes to dq_partial (floats) where that is given.
-template <typename X>
+template <typename E, typename X>
 void attend_backward_head(X* dq, float* dq_partial, X* dk, X* dv, const X* datt, const X* att, i64 ld_att, const float* lse, const X* q,
                           const X* k, const X* v, i64 S, i64 group, i64 HS, i64 part, i64 parts) {
     static thread_local Scratch<float> scratch;
+    constexpr i64 W = STEPS<E>;
+    using Row = std::conditional_t<W == 2, bf16, float>;  // W of them are an E
     const i64 HSp = round_up(HS, VL), tile = KEY_BLOCK * QUERY_BLOCK;
-    float* p = scratch.get(2 * tile + QUERY_BLOCK * HS + QueryBlock::floats(HS, HSp) + 2 * S * (HS + HSp));  // (keys, queries)
-    float* ds = p + tile;                                                                                    // (keys, queries)
-    float* dqt = ds + tile;                                                                                  // (HS, queries)
-    QueryBlock block(dqt + QUERY_BLOCK * HS, HS, HSp);
-    float* dk_sum = block.D + QUERY_BLOCK;  // (S, HSp)
-    float* dv_sum = dk_sum + S * HSp;       // (S, HSp)
+    float* p = scratch.get(3 * tile + QUERY_BLOCK * HS + QueryBlock<E>::floats(HS, HSp) + 2 * S * (HSp + HS) + HS + VL);  // (keys, queries)
+    float* ds = p + tile;                                                                                             // (keys, queries)
+    E* ds_stacked = (E*)ds;                                                                                           // (keys / W, queries), in its place
+    Row *p_rows = W == 2 ? (Row*)(ds + tile) : (Row*)p, *ds_rows = W == 2 ? p_rows + tile : (Row*)ds;                 // (keys, queries)
+    float* dqt = ds + 2 * tile;                                                                                       // (HS, queries)
+    QueryBlock<E> block(dqt + QUERY_BLOCK * HS, HS, HSp);
+    float* dk_sum = block.end;                  // (S, HSp)
+    float* dv_sum = dk_sum + S * HSp;           // (S, HSp)
+    E* k_scratch = (E*)(dv_sum + S * HSp);      // (S / W, HS)
+    E* v_scratch = k_scratch + (S + 1) * HS;    // (S, HS / W)
     std::fill(dk_sum, dv_sum + S * HSp, 0.0f);
-    const float* kf = as_floats(k, S * HS, dv_sum + S * HSp);
-    const float* vf = as_floats(v, S * HS, dv_sum + S * HSp + S * HS);
+    const E *k_stacked = stacked(k, S, HS, k_scratch), *v_rows = rows_of(v, S * HS, v_scratch), *k_rows = W == 1 ? k_stacked : rows_of(k, S * HS, k_scratch);
     const float scale = 1.0f / sqrtf((float)HS);
 
     for (i64 h = 0; h < group; h++) {
@@ -189,21 +253,26 @@ void attend_backward_head(X* dq, float* dq_partial, X* dk, X* dv, const X* datt,
             std::fill(dqt, dqt + HS * QUERY_BLOCK, 0.0f);
             for (i64 key0 = part * KEY_BLOCK; key0 < q0 + rows; key0 += parts * KEY_BLOCK) {
                 const i64 keys = std::min(KEY_BLOCK, q0 + rows - key0);
-                const float *k_rows = kf + key0 * HS, *v_rows = vf + key0 * HS;
-                block_product(p, QUERY_BLOCK, {k_rows, HS, 1}, block.qt, QUERY_BLOCK, keys, lanes, HS, false);
-                block_product(ds, QUERY_BLOCK, {v_rows, HS, 1}, block.dot, QUERY_BLOCK, keys, lanes, HS, false);
+                block_product(p, QUERY_BLOCK, Strided<E>{k_rows + key0 * HS / W, HS / W, 1}, block.qt, QUERY_BLOCK, keys, lanes, HS / W, false);
+                block_product(ds, QUERY_BLOCK, Strided<E>{v_rows + key0 * HS / W, HS / W, 1}, block.dot, QUERY_BLOCK, keys, lanes, HS / W, false);
                 mask_after(p, -INFINITY, key0, keys, q0, lanes);
                 for (i64 i = 0; i < lanes; i += VL) {
                     const vfloat lse_i = load(block.lse + i), D_i = load(block.D + i);
-                    for (i64 j = i; j < keys * QUERY_BLOCK; j += QUERY_BLOCK) {
-                        const vfloat p_ij = exp(load(p + j) - lse_i);
-                        store(p + j, p_ij);
-                        store(ds + j, p_ij * (load(ds + j) - D_i));
+                    for (i64 j = 0; j < keys; j += W) {
+                        vfloat ds_j[W] = {};
+                        for (i64 w = 0; w < W && j + w < keys; w++) {
+                            const i64 at = (j + w) * QUERY_BLOCK + i;
+                            const vfloat p_ij = exp(load(p + at) * scale - lse_i);
+                            ds_j[w] = p_ij * (load(ds + at) - D_i);
+                            store(p_rows + at, p_ij);
+                            store(ds_rows + at, ds_j[w]);
+                        }
+                        store_steps(ds_stacked + j / W * QUERY_BLOCK + i, ds_j);
                     }
                 }
-                block_product(dv_sum + key0 * HSp, HSp, {p, QUERY_BLOCK, 1}, block.d_out, HSp, keys, HSp, rows, true);
-                block_product(dk_sum + key0 * HSp, HSp, {ds, QUERY_BLOCK, 1}, block.q, HSp, keys, HSp, rows, true);
-                block_product(dqt, QUERY_BLOCK, {k_rows, 1, HS}, ds, QUERY_BLOCK, HS, lanes, keys, true);
+                block_product(dv_sum + key0 * HSp, HSp, Strided<E>{(const E*)p_rows, QUERY_BLOCK / W, 1}, block.d_out, HSp, keys, HSp, ceil_div(rows, W), true);
+                block_product(dk_sum + key0 * HSp, HSp, Strided<E>{(const E*)ds_rows, QUERY_BLOCK / W, 1}, block.q, HSp, keys, HSp, ceil_div(rows, W), true);
+                block_product(dqt, QUERY_BLOCK, Strided<E>{k_stacked + key0 / W * HS, 1, HS}, ds_stacked, QUERY_BLOCK, HS, lanes, ceil_div(keys, W), true);
             }
             for (i64 i = 0; i < HS * QUERY_BLOCK; i += VL) { store(dqt + i, scale * load(dqt + i)); }
             if (dq_partial) {
@@ -216,7 +285,7 @@ void attend_backward_head(X* dq, float* dq_partial, X* dk, X* dv, const X* datt,
     for (i64 key0 = part * KEY_BLOCK; key0 < S; key0 += parts * KEY_BLOCK) {
         for (i64 j = key0; j < std::min(S, key0 + KEY_BLOCK); j++) {
             vector_loop(HS, [&](i64 d, auto lanes) {
-                store(dk + j * HS + d, load(dk_sum + j * HSp + d, lanes), lanes);
+                store(dk + j * HS + d, scale * load(dk_sum + j * HSp + d, lanes), lanes);
                 store(dv + j * HS + d, load(dv_sum + j * HSp + d, lanes), lanes);
             });
         }
@@ -234,8 +303,10 @@ void attention_backward(X* dq, X* dk, X* dv, const X* datt, const X* att, const 
     run.parallel(B * KVH * parts, [&](i64 item) {
         const i64 bk = item / parts, part = item % parts, b = bk / KVH, first = bk % KVH * group;  // the group's first query head
         const i64 kv = bk * S * HS, head = (b * NH + first) * S, row = (b * S * NH + first) * HS;
-        attend_backward_head(dq + head * HS, partials ? partials + part * size + head * HS : nullptr, dk + kv, dv + kv, datt + row,
-                             att + row, NH * HS, lse + head, q + head * HS, k + kv, v + kv, S, group, HS, part, parts);
+        with_operands<X>(HS, [&](auto operand) {
+            attend_backward_head<decltype(operand)>(dq + head * HS, partials ? partials + part * size + head * HS : nullptr, dk + kv, dv + kv, datt + row, att + row, NH * HS,
+                                                    lse + head, q + head * HS, k + kv, v + kv, S, group, HS, part, parts);
+        });
     });
     if (!partials) { return; }
     parallel_pieces(size, 16384, run, [&](i64 begin, i64 n) {
