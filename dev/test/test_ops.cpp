@@ -237,7 +237,7 @@ TYPED_TEST(Ops, Norm) {
 template <typename X, typename Y, typename G>
 void test_products() {
     for (auto [N_, K_, OC_] : Vec<std::tuple<i64, i64, i64>>{
-             {1, 1, 1}, {1, 70, 131}, {3, 17, 5}, {7, 33, 65}, {67, 300, 67}, {211, 521, 97}, {530, 31, 450}, {2, 0, 3}, {3, 5, 0}}) {
+             {1, 1, 1}, {1, 70, 131}, {3, 17, 5}, {2, 65, 3301}, {7, 33, 65}, {67, 300, 67}, {211, 521, 97}, {530, 31, 450}, {2, 0, 3}, {3, 5, 0}}) {
         const i64 N = N_, K = K_, OC = OC_;
         for (bool variant : {false, true}) {
             const float alpha = variant ? 1.4142135f : 1.0f;
