@@ -50,6 +50,7 @@ public:
           filter_(filter),
           tokenizer_(tokenizer),
           reader_(files, options.read, filter, from),
+          at_once_(std::any_of(files.begin(), files.end(), [](const InputFile& f) { return f.size < 0; }) ? 1 : BATCHES_AT_ONCE),
           most_bytes_(std::min<size_t>((options.threads + 1) * BYTES_PER_THREAD, MOST_BYTES)) {
         const std::lock_guard lock(mutex_);
         start_worker();
@@ -59,7 +60,7 @@ public:
     ~Pipeline() {
         const std::lock_guard lock(mutex_);
         stop_ = true;
-        room_.notify_all();
+        changed_.notify_all();
     }
 
     // Bytes of the inputs that are used up.
@@ -75,7 +76,8 @@ public:
     }
 
 private:
-    static constexpr size_t BATCH_BYTES = 512 << 10, BYTES_PER_THREAD = 3 << 20, MOST_BYTES = 128 << 20;
+    static constexpr int BATCHES_AT_ONCE = 16;
+    static constexpr size_t BATCH_BYTES = 512 << 10, BYTES_PER_THREAD = 6 << 20, MOST_BYTES = 128 << 20;
     static constexpr size_t MUCH_MEMORY = 8 << 20;  // of one document: the room that it took is not kept for the next
     static constexpr auto LOOK_UP = std::chrono::milliseconds(100);
 
@@ -94,25 +96,40 @@ private:
     }
     void work() {
         Parsers parsers;
-        while (Batch* batch = read_batch()) {
+        std::unique_lock lock(mutex_);
+        while (Batch* batch = take_batch(lock)) {
+            lock.unlock();
             try {
                 if (!batch->error) { make_all(*batch, parsers); }
             } catch (...) { batch->error = std::current_exception(); }
-            const std::lock_guard lock(mutex_);
+            lock.lock();
             batch->done = true;
             if (batches_.front().get() == batch) { done_.notify_one(); }
         }
     }
-    // The next batch, when it is this thread's turn; nullptr at the end.
-    Batch* read_batch() {
-        const std::lock_guard turn(reading_);
-        std::unique_ptr<Batch> batch;
-        {
-            std::unique_lock lock(mutex_);
-            room_.wait(lock, [&] { return stop_ || bytes_ < most_bytes_; });
-            if (stop_ || all_read_) { return nullptr; }
-            batch = empty_batch();
+    // The next batch to work on; nullptr at the end. Whoever finds few reads some first, if nobody does: so nobody waits for one that reads.
+    Batch* take_batch(std::unique_lock<std::mutex>& lock) {
+        while (!stop_) {
+            if (!reading_ && !all_read_ && (int)raw_.size() < options_.threads && bytes_ < most_bytes_) {
+                reading_ = true;
+                for (int i = 0; i < at_once_ && !stop_ && !all_read_ && bytes_ < most_bytes_; i++) { read_batch(lock); }
+                reading_ = false;
+                changed_.notify_all();
+            } else if (!raw_.empty()) {
+                Batch* batch = raw_.front();
+                raw_.pop_front();
+                return batch;
+            } else if (all_read_) {
+                return nullptr;
+            } else {
+                changed_.wait(lock);
+            }
         }
+        return nullptr;
+    }
+    void read_batch(std::unique_lock<std::mutex>& lock) {
+        std::unique_ptr<Batch> batch = empty_batch();
+        lock.unlock();
         bool more = true;
         try {
             RawDocument raw;
@@ -120,14 +137,14 @@ private:
                 batch->bytes += raw.size + raw.signals.size() + sizeof raw;
                 batch->raw.push_back(std::move(raw));
             }
-            const std::lock_guard lock(mutex_);
-            if (more && !stop_ && (int)workers_.size() < options_.threads) { start_worker(); }
         } catch (...) { batch->error = std::current_exception(); }
-        const std::lock_guard lock(mutex_);
+        lock.lock();
         all_read_ = !more || batch->error;
         bytes_ += batch->bytes;
+        raw_.push_back(batch.get());
         batches_.push_back(std::move(batch));
-        return batches_.back().get();
+        changed_.notify_one();
+        if (!all_read_ && !stop_ && (int)workers_.size() < options_.threads) { start_worker(); }
     }
     // One that has been handed out gives its memory to the next: neither allocation nor new pages for each.
     std::unique_ptr<Batch> empty_batch() {
@@ -181,7 +198,7 @@ private:
             bytes_ -= current_->bytes;
             if (current_->text.capacity() + current_->ids.capacity() * sizeof(int32_t) <= MUCH_MEMORY) { used_.push_back(std::move(current_)); }
             current_.reset();
-            room_.notify_one();
+            changed_.notify_one();
         }
         while (true) {
             check_stop_signal();
@@ -202,12 +219,14 @@ private:
     const Filter& filter_;
     const Tokenizer* tokenizer_;
     DocumentReader reader_;
+    const int at_once_;  // a pipe may keep its reader waiting, who then must not have work of its own
     const size_t most_bytes_;
 
-    std::mutex reading_;                          // of reader_
     std::mutex mutex_;                            // of what follows
-    std::condition_variable room_, done_;         // for: who reads, next()
+    std::condition_variable changed_, done_;      // for: workers, next()
     std::deque<std::unique_ptr<Batch>> batches_;  // in the inputs' order
+    std::deque<Batch*> raw_;                      // those that nobody works on yet
+    bool reading_ = false;                        // a worker uses reader_
     std::vector<std::unique_ptr<Batch>> used_;
     size_t bytes_ = 0;  // of the batches that are not handed out yet
     bool all_read_ = false, stop_ = false;
