@@ -20,6 +20,7 @@ and the same step by PyTorch with gloo (peer_wire.py) where --python names an in
 import argparse
 import array
 import contextlib
+import functools
 import json
 import os
 import random
@@ -40,14 +41,14 @@ from roofline import cost, kind, step_calls  # noqa: E402
 
 MODELS = {'130m': dict(layers=12, channels=768, heads=16, ffn=2048, vocab=32000, batch=8, seq=256, passes=4),
           '20m': dict(layers=6, channels=512, heads=8, ffn=1408, vocab=4096, batch=16, seq=256, passes=4),
-          'quick': dict(layers=2, channels=256, heads=4, ffn=512, vocab=512, batch=4, seq=128, passes=4)}
+          'quick': dict(layers=2, channels=256, heads=4, ffn=512, vocab=512, batch=4, seq=128, passes=4, dtype='fp32')}
 # All compute the batch in the same passes of so many sequences, and give the same bits.
 SCHEDULES = {'plain': lambda sequences: ['--micro-batch', sequences],
              'interleaved': lambda sequences: ['--micro-batch', 2 * sequences, '--interleave'],
              'overlapped': lambda sequences: ['--micro-batch', 2 * sequences, '--interleave', '--overlap-batches']}
 # What a core does of each in a second, for the shares of ops in the timeline alone: the sum is scaled to the compute that was measured.
-SHARES = {'product': 100e9, 'attention_forward': 60e9, 'attention_backward': 60e9, 'memory': 10e9}
-
+SHARES = {'fp32': {'product': 100e9, 'attention_forward': 60e9, 'attention_backward': 60e9, 'memory': 10e9},
+          'bf16': {'product': 140e9, 'attention_forward': 44e9, 'attention_backward': 41e9, 'memory': 10e9}}
 
 # Bytes that a wire which was idle makes up for. A smaller bucket costs the kernel much more time.
 BUCKET = 128 << 10
@@ -147,17 +148,24 @@ def scratch_folder():
 
 # ---- what is to be expected ------------------------------------------------------------------------------------------
 def flags_of(shape, p, T, schedule):
-    flags = [*SCHEDULES[schedule](shape['batch'] // shape['passes']), '--kv-heads', shape['heads'], '--tp', T, '--sync-factor', p, '--dtype', 'fp32']
+    flags = [*SCHEDULES[schedule](shape['batch'] // shape['passes']), '--kv-heads', shape['heads'], '--tp', T, '--sync-factor', p, '--dtype', shape['dtype']]
     for name in ('layers', 'channels', 'heads', 'ffn', 'vocab', 'seq'):
         flags += ['--' + name, shape[name]]
     return [str(f) for f in flags]
 
 
+def fast_dtype(shape):
+    """What --dtype auto takes here, as the trainer says."""
+    flags = flags_of(dict(shape, dtype='auto'), 1, 2, 'plain')
+    numbers = run(os.path.join(ROOT, 'train_gpt'), '--dry-run', *flags, stdout=subprocess.PIPE, text=True).stdout
+    return 'bf16' if 'bf16 activations' in numbers else 'fp32'
+
+
 def payload(shape, p):
-    """Bytes of a step's sums over ranks: four reduces of k channels in each layer; all channels twice at the block entry; three numbers a token, which are
-    gathered from each of T ranks: as a sum, T/2 times as many."""
-    rows = shape['batch'] * shape['seq']
-    return 4 * rows * (4 * shape['layers'] * int(shape['channels'] * p) + 2 * shape['channels'])
+    """Bytes of a step's sums over ranks, in the step's own type: four reduces of k channels in each layer; all channels twice at the block entry, backward in
+    fp32. (The head's three numbers a token are not counted: a thousandth.)"""
+    rows, size = shape['batch'] * shape['seq'], 2 if shape['dtype'] == 'bf16' else 4
+    return rows * (size * (4 * shape['layers'] * int(shape['channels'] * p) + shape['channels']) + 4 * shape['channels'])
 
 
 def wire_bytes(shape, p, T):
@@ -187,16 +195,18 @@ def calls_of(shape, p, T, schedule):
     return [c for part in step_calls('--micro-batches', str(micro_batches), *flags_of(shape, p, T, schedule)) for c in part]
 
 
-def op_weight(c):
+def op_weight(c, dtype):
     """Seconds of an op, but for a factor that all have."""
-    return cost(c).bytes / SHARES['memory'] if kind(c['op']) == 'memory' else cost(c).flops / SHARES[kind(c['op'])]
+    rates = SHARES[dtype]
+    return cost(c).bytes / rates['memory'] if kind(c['op']) == 'memory' else cost(c).flops / rates[kind(c['op'])]
 
 
 def allowed(shape, p, T, schedule, compute, wire):
     """What a schedule's own order of ops, exchanges and waits allows, where its ops take `compute` seconds together."""
     calls = calls_of(shape, p, T, schedule)
-    scale = compute / sum(op_weight(c) for c in calls if 'op' in c)
-    return timeline(calls, lambda c: scale * op_weight(c), wire)[0]
+    weight = functools.partial(op_weight, dtype=shape['dtype'])
+    scale = compute / sum(weight(c) for c in calls if 'op' in c)
+    return timeline(calls, lambda c: scale * weight(c), wire)[0]
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -229,7 +239,7 @@ class Bench:
     def torch(self, p):
         env = [f'{k}={v}' for k, v in dict(WORLD_SIZE=self.hosts.count, MASTER_ADDR=self.hosts.address(0), MASTER_PORT=29500, GLOO_SOCKET_IFNAME='wire').items()]
         command = [self.o.python, os.path.join(ROOT, 'dev/bench/peer_wire.py'), '--steps', self.o.steps + 1, '--sync-factor', p]
-        for name in ('layers', 'channels', 'heads', 'ffn', 'vocab', 'batch', 'seq'):
+        for name in ('layers', 'channels', 'heads', 'ffn', 'vocab', 'batch', 'seq', 'dtype'):
             command += ['--' + name, self.shape[name]]
         out = self.hosts.each(lambda host: ['env', '-u', 'OPENBLAS_CORETYPE', *env, f'RANK={host}', *command])[0]
         return statistics.median(json.loads(out.splitlines()[-1])['seconds'][1:])
@@ -246,7 +256,7 @@ def report(o, shape, bench):
     T = bench.hosts.count
     tokens = shape['batch'] * shape['seq']
     rows = []
-    print(f'{cpu_name()}, {os.cpu_count()} cores; {T} hosts of one thread; {o.model}: {shape}, fp32; {o.steps} steps', flush=True)
+    print(f'{cpu_name()}, {os.cpu_count()} cores; {T} hosts of one thread; {o.model}: {shape}; {o.steps} steps', flush=True)
     for wire in o.wires:
         bench.hosts.set_rate(None)
         compute = bench.ours(0, 'plain')['busy']
@@ -332,6 +342,7 @@ def main():
     flags.add_argument('--layers', type=int, help='fewer than the model has: a faster bench')
     flags.add_argument('--batch', type=int, help='sequences of a step')
     flags.add_argument('--passes', type=int, help='in which a step computes them: an even number')
+    flags.add_argument('--dtype', choices=['fp32', 'bf16'], help='of the step and of its sums; what --dtype auto takes, without it')
     flags.add_argument('--stack-seconds', type=float, default=4)
     flags.add_argument('--python', help='an interpreter with torch')
     flags.add_argument('--json')
@@ -341,7 +352,8 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit('bench_wire: ended by SIGTERM'))  # takes namespaces and programs down
     if o.quick:
         sys.exit(quick(o))
-    shape = dict(MODELS[o.model], **{k: getattr(o, k) for k in ('layers', 'batch', 'passes') if getattr(o, k)})
+    shape = dict(MODELS[o.model], **{k: getattr(o, k) for k in ('layers', 'batch', 'passes', 'dtype') if getattr(o, k)})
+    shape.setdefault('dtype', fast_dtype(shape))
     with scratch_folder() as folder, Hosts(o.hosts, folder) as hosts:
         rows = report(o, shape, Bench(o, shape, hosts, folder))
     if o.json:

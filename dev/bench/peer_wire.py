@@ -5,7 +5,8 @@ thread each; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them
     peer_wire.py --layers 12 --channels 768 --heads 16 --ffn 2048 --vocab 32000 --batch 4 --seq 256 --sync-factor 0.5
 
 Written as its users would: Megatron's column- and row-parallel layers, a blocking all-reduce where a sum is needed, the loss by one softmax over the
-vocabulary's shards.
+vocabulary's shards. With --dtype bf16 products are autocast: row-parallel ones and their gradients are bf16, and so are
+the layers' sums on the wire; weights, moments, the residual stream and the block entry's sums stay fp32.
 """
 import argparse, json, math, os, time
 import torch
@@ -67,6 +68,7 @@ class Block(nn.Module):
     def forward(self, x, cos, sin):
         B, S, _ = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(B, S, 3, self.heads, self.size).permute(2, 0, 3, 1, 4)
+        cos, sin = cos.to(q.dtype), sin.to(q.dtype)
 
         def rotate(t):
             a, b = t.chunk(2, dim=-1)
@@ -102,7 +104,7 @@ class Llama(nn.Module):
         x = Reduce.apply(self.embedding(local) * here.unsqueeze(-1), True, True)
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
-        logits = self.head(self.norm(x)).flatten(0, 1)
+        logits = self.head(self.norm(x)).float().flatten(0, 1)
         top = logits.detach().amax(-1)
         dist.all_reduce(top, dist.ReduceOp.MAX)
         local, here = self.mine(targets.flatten())
@@ -117,6 +119,7 @@ def main():
     for name, default in dict(layers=12, channels=768, heads=16, ffn=2048, vocab=32000, batch=4, seq=256, steps=3).items():
         flags.add_argument('--' + name, type=int, default=default)
     flags.add_argument('--sync-factor', type=float, default=1.0)
+    flags.add_argument('--dtype', choices=['fp32', 'bf16'], default='fp32')
     o = flags.parse_args()
     dist.init_process_group('gloo')
     rank, T = dist.get_rank(), dist.get_world_size()
@@ -133,7 +136,8 @@ def main():
         batch = torch.randint(0, o.vocab, (o.batch, o.seq + 1), generator=data)
         dist.barrier()
         begin = time.perf_counter()
-        loss = model(batch[:, :-1], batch[:, 1:])
+        with torch.autocast('cpu', dtype=torch.bfloat16, enabled=o.dtype == 'bf16'):
+            loss = model(batch[:, :-1], batch[:, 1:])
         loss.backward()
         together = summed(torch.cat([p.grad for p in replicated]))
         for p, grad in zip(replicated, together.split([p.numel() for p in replicated])):
