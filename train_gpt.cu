@@ -269,10 +269,11 @@ struct Model {
 
     // Passes stop at each co_yield, for a sum over ranks (pass.h). Between them nothing of a micro-batch lies outside its Activations.
     Pass forward(Activations<X>& s, i64 B, i64 S, const int* pos0 = nullptr);
-    i64 forward_stops() const { return 1 + 2 * r.L; }
     Pass head(Activations<X>& s, i64 N, float scale, GradMode mode, bool want_gradient);
     Pass backward(Activations<X>& s, i64 B, i64 S, GradMode mode, std::function<void(i64 layer)> layer_done = [](i64) {});
     void complete_tied_gradient();
+    // How often the three of them stop.
+    i64 stops(const Activations<X>& s, i64 N) const { return 2 * (1 + 2 * r.L + ceil_div(N, s.chunk)); }
 
 private:
     void attention_half(Activations<X>& s, i64 l, i64 B, i64 S, const int* pos0);
@@ -503,7 +504,7 @@ struct Trainer {
         : o(o), ranks(ranks), run(run),
           model(o.shape, make_tensor_parallel(o, ranks), o.seq, training ? passes() : 0,
                 o.grad_dtype == "bf16" ? DType::BF16 : DType::FP32, run), optimizer(model.table, ranks, o.zero == 1) {
-        for (i64 pass = 0; pass < (training && o.overlap_batches ? std::min(2 * passes_at_once(), passes()) : passes_at_once()); pass++) {
+        for (i64 pass = 0; pass < (training ? std::min(o.overlap_batches * passes_at_once(), passes()) : passes_at_once()); pass++) {
             acts.emplace_back(model.r, model.tp, sequences(), o.seq, o.seq, training ? (Keep)o.recompute : Keep::NOTHING);
         }
         if (training) { optimizer.plan(state); }
@@ -579,9 +580,10 @@ struct Trainer {
         double local_loss = 0;
         Turns turns(*ranks.tp);
         for (i64 begun = 0, ended = 0; ended < all;) {
-            // A micro-batch begins when the one before has ended; with --overlap-batches, when that one's forward has.
+            // With --overlap-batches N, a micro-batch begins when the one before is an N-th of its way along: evenly spaced, some are in forward, which sends
+            // more than it computes, while others are in the head and backward, which compute more than they send.
             const bool room = turns.under_way() + passes_at_once() <= acts.size();
-            if (begun < all && room && (turns.under_way() == 0 || turns.youngest().stops() >= model.forward_stops())) {
+            if (begun < all && room && (turns.under_way() == 0 || turns.youngest().stops() >= model.stops(acts[0], B * S) / o.overlap_batches)) {
                 for (i64 i = 0; i < passes_at_once(); i++, begun++) {
                     Activations<X>& s = acts[begun % acts.size()];
                     upload(s, windows + begun * B * (S + 1), B);
@@ -822,7 +824,7 @@ json print_header(const Options& o, Trainer<X>& trainer, Ranks& ranks, Logger& l
     row("numbers", format("%s activations and weights, fp32 master weights, %smoments; GEMM: %s", dtype_name(dtype_of<X>),
                           o.grad_dtype == "bf16" ? "bf16 gradients in the layers, fp32 " : "gradients, ", gemm_library().c_str()) + (attention.library.empty() ? "" : "; attention: " + attention.library));
     row("batch", format("%lld sequences of %lld = %s tokens a step, micro-batch %lld%s", (long long)o.global_batch, (long long)o.seq, human_count((double)(o.global_batch * o.seq)).c_str(),
-                        (long long)o.micro_batch, (std::string(o.interleave ? " in two halves, interleaved" : "") + (o.overlap_batches ? ", the next one under it" : "")).c_str()));
+                        (long long)o.micro_batch, (std::string(o.interleave ? " in two halves, interleaved" : "") + (o.overlap_batches > 1 ? format(", %lld under way at once", (long long)o.overlap_batches) : "")).c_str()));
     row("optimiser", format("AdamW, lr %g (%s, warm-up %lld, floor %g), decay %g, clip %g, %lld steps", o.lr, o.schedule.c_str(), (long long)o.warmup, o.min_lr, o.weight_decay, o.clip,
                             (long long)o.steps));
     for (const auto& [key, set] : {std::pair{"train", train}, std::pair{"validation", val}}) {

@@ -75,15 +75,15 @@ class Comm {
 public:
     using Ticket = i64;  // 0: nothing to wait for
     // A slot holds one exchange at a time; those in different slots proceed independently.
-    static constexpr int MAX_IN_FLIGHT = 4, BLOCKING_SLOT = MAX_IN_FLIGHT, SLOTS = MAX_IN_FLIGHT + 1;
+    static constexpr int MAX_IN_FLIGHT = 8, BLOCKING_SLOT = MAX_IN_FLIGHT, SLOTS = MAX_IN_FLIGHT + 1;
 
     Comm(int rank, int size) : rank(rank), size(size) {}
     Comm(const Comm&) = delete;
     Comm& operator=(const Comm&) = delete;
     virtual ~Comm() = default;
 
-    // data[0, count) = sum over ranks, in place. Nobody may touch data between start and wait. Up to 4 at a time are in
-    // flight, besides the blocking calls below, which may be made meanwhile.
+    // data[0, count) = sum over ranks, in place. Nobody may touch data between start and wait. Up to MAX_IN_FLIGHT are in
+    // flight at once, besides the blocking calls below, which may be made meanwhile.
     Ticket start_all_reduce(void* data, i64 count, DType dtype, Traffic traffic) {
         std::vector<Range> parts(size);
         for (int r = 0; r < size; r++) { parts[r] = split_range(count, size, r); }

@@ -33,7 +33,8 @@ struct Options {
     bool resume = false, dry_run = false;
     i64 save_every = 0, keep = 3, val_every = 0, val_batches = 2, sample_every = 0, insight_every = 0;
     int threads = 0, recompute = 1;
-    bool interleave = false, overlap_batches = false, profile = false;
+    bool interleave = false, profile = false;
+    i64 overlap_batches = 1;
     double comm_timeout = 600;
     // use
     std::string checkpoint, prompt, tokenizer, export_hf;
@@ -112,7 +113,7 @@ void visit_flags(Options& o, Visitor&& v) {
     v(g, "--reduce-dtype", o.reduce_dtype, "type on the wire of the partial channel reduce: fp32, bf16 or auto (that of the activations)");
     v(g, "--recompute", o.recompute, "activations computed again in backward instead of kept: 0 none, 1 norms and activation functions, 2 whole blocks");
     v(g, "--interleave", o.interleave, "compute each micro-batch as two halves in turn, so that the sums one half waits for travel under the other half's products: for a slow wire");
-    v(g, "--overlap-batches", o.overlap_batches, "begin the next micro-batch's forward as soon as this one's is complete, under its backward; beside --interleave it hides most of a slow wire. Twice the activations");
+    v(g, "--overlap-batches", o.overlap_batches, "micro-batches under way at once, evenly spaced, so that the sums of some travel under the products of others: 8 hide nearly all of a slow wire. As many times the activations");
     v(g, "--profile", o.profile, "at the end, a table of the steps' time by op: calls, milliseconds, FLOP/s, bytes/s");
     v(g, "--trace", o.trace, "write a timeline of the run's first 4 steps, all ranks, to this file: ops, waits, sums on their way (Chrome trace format; open it in Perfetto)");
     v(g, "--threads", o.threads, "CPU threads per host, divided among its ranks; 0: one per core");

@@ -39,13 +39,13 @@ sys.path.insert(0, os.path.join(ROOT, 'scripts'))
 from measure import cpu_name  # noqa: E402
 from roofline import cost, kind, step_calls  # noqa: E402
 
-MODELS = {'130m': dict(layers=12, channels=768, heads=16, ffn=2048, vocab=32000, batch=8, seq=256, passes=4),
+MODELS = {'130m': dict(layers=12, channels=768, heads=16, ffn=2048, vocab=32000, batch=8, seq=256, passes=8),
           '20m': dict(layers=6, channels=512, heads=8, ffn=1408, vocab=4096, batch=16, seq=256, passes=4),
           'quick': dict(layers=2, channels=256, heads=4, ffn=512, vocab=512, batch=4, seq=128, passes=4, dtype='fp32')}
 # All compute the batch in the same passes of so many sequences, and give the same bits.
 SCHEDULES = {'plain': lambda sequences: ['--micro-batch', sequences],
              'interleaved': lambda sequences: ['--micro-batch', 2 * sequences, '--interleave'],
-             'overlapped': lambda sequences: ['--micro-batch', 2 * sequences, '--interleave', '--overlap-batches']}
+             'overlapped': lambda sequences: ['--micro-batch', sequences, '--overlap-batches', 8]}
 # What a core does of each in a second, for the shares of ops in the timeline alone: the sum is scaled to the compute that was measured.
 SHARES = {'fp32': {'product': 100e9, 'attention_forward': 60e9, 'attention_backward': 60e9, 'memory': 10e9},
           'bf16': {'product': 140e9, 'attention_forward': 44e9, 'attention_backward': 41e9, 'memory': 10e9}}
@@ -191,7 +191,7 @@ def timeline(calls, op_seconds, wire):
 
 def calls_of(shape, p, T, schedule):
     """Ops, exchanges and waits of a step, in the order in which train_gpt.cu comes to them."""
-    micro_batches = shape['passes'] if schedule == 'plain' else shape['passes'] // 2
+    micro_batches = shape['passes'] // 2 if schedule == 'interleaved' else shape['passes']
     return [c for part in step_calls('--micro-batches', str(micro_batches), *flags_of(shape, p, T, schedule)) for c in part]
 
 
@@ -310,6 +310,9 @@ def quick(o):
         ops = [c['op'] for c in calls_of(shape, 1, 2, schedule) if 'op' in c]
         begun = ops[:ops.index('embedding_backward')].count('embedding_forward')
         expect(begun == before_backward, f'{schedule}: {begun} passes have begun when the first one ends, of {before_backward}')
+    ops = [c['op'] for c in calls_of(dict(MODELS['130m'], dtype='bf16'), 1, 2, 'overlapped') if 'op' in c]
+    begun = ops[:ops.index('classifier_stats')].count('embedding_forward')
+    expect(begun == 5, f'130m, overlapped: {begun} passes of 52 stops have begun, 52/8 apart, when the first one is at the head, its stop 25')
     if subprocess.run(['ip', 'netns', 'add', f'wire{os.getpid()}'], stderr=subprocess.DEVNULL).returncode:
         print('no network namespaces here (they take root): the arithmetic only')
     else:

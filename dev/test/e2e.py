@@ -95,7 +95,7 @@ def newest(out):
 
 def test_threads_equal_mpirun(d):
     data = make_data(d)
-    for tp, dp, zero, p, more in [(2, 1, 0, 0.5, []), (1, 2, 1, 1, []), (2, 2, 1, 0.3, ['--interleave']), (4, 1, 0, 0, []), (2, 1, 0, 0.5, ['--interleave', '--overlap-batches']),
+    for tp, dp, zero, p, more in [(2, 1, 0, 0.5, []), (1, 2, 1, 1, []), (2, 2, 1, 0.3, ['--interleave']), (4, 1, 0, 0, []), (2, 1, 0, 0.5, ['--interleave', '--overlap-batches', 2]),
                                   (2, 2, 1, 0.3, ['--dtype', 'bf16', '--grad-dtype', 'bf16'])]:
         args = SMALL + data + ['--tp', tp, '--dp', dp, '--zero', zero, '--sync-factor', p, '--steps', 6] + more
         ok(args + ['--log', f'{d}/threads'])

@@ -15,7 +15,8 @@ struct Case {
     i64 B = 2, G = 2, S = 9;
     std::string private_scale = "forward", dtype = "fp32", reduce = "auto", grad = "fp32";
     i64 heads = 4, kv = 4, V = 37, C = 24, F = 32;
-    bool interleave = false, overlap_batches = false;
+    bool interleave = false;
+    i64 overlap_batches = 1;
 };
 
 Options options_of(const Case& c) {
@@ -319,15 +320,15 @@ TEST(Model, PassesAtOnceEqualTheSamePassesInTurn) {
     const auto compare = [](Case c, auto type) {
         using X = decltype(type);
         for (i64 G : {4 * c.D, 12}) {  // one, and several micro-batches of each rank
-            c.B = 2, c.G = G, c.interleave = c.overlap_batches = false;
+            c.B = 2, c.G = G, c.interleave = false, c.overlap_batches = 1;
             const Result in_turn = train_steps<X>(c, 2);
             EXPECT_TRUE(std::isfinite(in_turn.losses[1])) << name_of(c);
-            c.overlap_batches = true;
-            EXPECT_TRUE(in_turn == train_steps<X>(c, 2)) << name_of(c) << " batches overlapped";
+            c.overlap_batches = 3;
+            EXPECT_TRUE(in_turn == train_steps<X>(c, 2)) << name_of(c) << " three micro-batches at once";
             if (G / c.D % 4 != 0) { continue; }
-            c.B = 4, c.interleave = true;
+            c.B = 4, c.interleave = true, c.overlap_batches = 2;
             EXPECT_TRUE(in_turn == train_steps<X>(c, 2)) << name_of(c) << " both";
-            c.overlap_batches = false;
+            c.overlap_batches = 1;
             EXPECT_TRUE(in_turn == train_steps<X>(c, 2)) << name_of(c) << " halves interleaved";
         }
     };
@@ -365,6 +366,7 @@ TEST(Model, InterleavedHalvesHaveTheirSumsUnderWayAtOnce) {
             t.ranks.tp->wait(first.ticket()), t.ranks.tp->wait(second.ticket());
         }
         EXPECT_EQ(sums, 2 + 4 * 2 + 1);  // the embedding and its gradient, four sums a layer, the head
+        EXPECT_EQ(first.stops(), t.model.stops(t.acts[0], 2 * 9));
     });
 }
 
