@@ -152,31 +152,35 @@ class Work:
         rate, first = re.search(r'tokens, ([0-9.]+) tokens/s after the first, which took ([0-9.]+) s', done.stderr).groups()
         return float(rate), float(first), done.stdout.strip()
 
-    def llama(self, prompt, count, dtype):
-        """The same by llama.cpp."""
+    def llama(self, prompt, count, dtype, *way):
+        """The same by llama.cpp, and the way that it went: the fastest of all, or the given one."""
         self.tokens_of(prompt)
         out = measured([self.o.llama_python, os.path.join(ROOT, 'dev/bench/peer_llama.py'), '--weights', self.export(), '--gguf', f'{self.folder}/{dtype}.gguf', '--dtype', dtype,
-                        '--prompt', f'{self.folder}/prompt_000000.bin', '--count', str(count), '--among', str(PIECES), '--threads', str(self.o.threads)])[0]
+                        '--prompt', f'{self.folder}/prompt_000000.bin', '--count', str(count), '--among', str(PIECES), '--threads', str(self.o.threads), *(f'--way={w}' for w in way)])[0]
         r = json.loads(out.splitlines()[-1])
         with open(f'{self.folder}/prompt_000000.bin', 'rb') as f:
             ids = f.read()[1024:] + array.array('H', r['ids']).tobytes()
         with open(f'{self.folder}/written.bin', 'wb') as f:
             f.write(struct.pack('<3i', 20240520, 1, len(ids) // 2).ljust(1024, b'\0') + ids)
         text = measured([os.path.join(ROOT, 'tokenize'), '--decode', '--tokenizer', self.tokenizer(), f'{self.folder}/written.bin'])[0]
-        return r['tokens_per_second'], r['first_seconds'], text.strip()
+        return r['tokens_per_second'], r['first_seconds'], text.strip(), r['way']
 
-    def beside_llama(self, prompt, count, dtype, speed):
-        """speed of (tokens/s, seconds until the first) in each round: medians of ours and of llama.cpp's, the latter and the median of the ratios as the table has them"""
+    def beside_llama(self, prompt, count, dtype, speed, limit):
+        """A row of the table: speed of (tokens/s, seconds until the first) and limit(), in each round a ratio and a share: medians."""
         self.save()
         if self.o.llama_python:
             ours, theirs = self.write(prompt, count, 'fp32')[2], self.llama(prompt, count, 'fp32')[2]
             if ours != theirs:
                 sys.exit(f'bench.py: on the same weights ./train_gpt writes {ours!r}, llama.cpp {theirs!r}: one of them computes something else')
-        rows = [(speed(*self.write(prompt, count, dtype)[:2]), speed(*self.llama(prompt, count, dtype)[:2]) if self.o.llama_python else None) for _ in range(self.o.rounds)]
-        ours = statistics.median(a for a, _ in rows)
-        if not self.o.llama_python:
-            return ours, '-', '-'
-        return ours, f'{tokens(statistics.median(b for _, b in rows))} (llama.cpp)', f'{statistics.median(a / b for a, b in rows):.2f}'
+            way = self.llama(prompt, count, dtype)[3]
+        rows = []
+        for _ in range(self.o.rounds):
+            rows.append((speed(*self.write(prompt, count, dtype)[:2]), limit(), speed(*self.llama(prompt, count, dtype, way)[:2]) if self.o.llama_python else None))
+        peer, ratio = '-', '-'
+        if self.o.llama_python:
+            peer, ratio = f'{tokens(statistics.median(row[2] for row in rows))} (llama.cpp)', f'{statistics.median(ours / theirs for ours, _, theirs in rows):.2f}'
+        return (tokens(statistics.median(row[0] for row in rows)), peer, ratio, tokens(statistics.median(row[1] for row in rows)),
+                statistics.median(row[0] / row[1] for row in rows))
 
 
 def machine_rates(threads, dtype, products):
@@ -222,21 +226,20 @@ def two_ranks(o, work):
 
 
 def generation(o, work, dtype):
-    rate, peer, ratio = work.beside_llama('a b', 8 if o.quick else 64, dtype, lambda rate, first: rate)
-    limit = max(machine_rates(o.threads, dtype, [])[1].values()) / (weights(work.shape) * (4 if dtype == 'fp32' else 2))
-    return tokens(rate), peer, ratio, tokens(limit), rate / limit
+    weight_bytes = weights(work.shape) * (4 if dtype == 'fp32' else 2)
+    return work.beside_llama('a b', 8 if o.quick else 64, dtype, lambda rate, first: rate, lambda: max(machine_rates(o.threads, dtype, [])[1].values()) / weight_bytes)
 
 
 def prefill(o, work):
     text, s = ' '.join(chr(97 + i % 26) for i in range(4 * work.shape['seq'])), work.shape
     text = text[:len(text) * (s['seq'] - 8) // work.tokens_of(text)]  # as many tokens as the context holds, nearly
     n = work.tokens_of(text)
-    rate, peer, ratio = work.beside_llama(text, 1, 'fp32', lambda _, first: n / max(first, 1e-3))
     shapes = [(n, s['channels'], s['channels'] // s['heads'] * (s['heads'] + 2 * s['kv_heads'])), (n, s['channels'], s['channels']), (n, s['channels'], 2 * s['ffn']), (n, s['ffn'], s['channels'])]
-    rates = machine_rates(o.threads, 'fp32', [f'forward {a} {b} {c}' for a, b, c in shapes])[0]
-    best = s['layers'] * sum(2 * a * b * c / rates[f'forward {a} {b} {c}'] for a, b, c in shapes)
-    limit = n / best
-    return tokens(rate), peer, ratio, tokens(limit), rate / limit
+
+    def limit():
+        rates = machine_rates(o.threads, 'fp32', [f'forward {a} {b} {c}' for a, b, c in shapes])[0]
+        return n / (s['layers'] * sum(2 * a * b * c / rates[f'forward {a} {b} {c}'] for a, b, c in shapes))
+    return work.beside_llama(text, 1, 'fp32', lambda _, first: n / max(first, 1e-3), limit)
 
 
 def start(o, work):
