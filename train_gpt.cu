@@ -453,33 +453,46 @@ TensorParallel make_tensor_parallel(const Options& o, Ranks& ranks) {
             bf16_wire && T > 1 ? DType::BF16 : T > 1 ? DType::FP32 : o.dtype == "bf16" ? DType::BF16 : DType::FP32};
 }
 
-// Puts one tensor's values (host, this rank's share) into the parameters.
-using TensorSource = std::function<void(const Tensor&, float* values)>;
+// Where the values of a tensor come from: of this rank's share of it, elements [begin, end). All of them at once, unless it says `in_pieces`.
+struct TensorSource {
+    std::function<void(const Tensor&, Range, float* values)> read;
+    bool in_pieces = false;
+};
 
 template <typename X>
-void load_parameters(Model<X>& model, const TensorSource& source, Rounding rounding, const std::function<void(const Tensor&, const float*)>& also) {
-    std::vector<float> values;
-    std::vector<X> rounded;
+void load_parameters(Model<X>& model, const TensorSource& source, Rounding rounding, const std::function<void(const Tensor&, Range, const float*)>& also) {
+    static thread_local std::vector<float> values;
+    static thread_local std::vector<X> rounded;
     for (const Tensor& t : model.table.tensors()) {
-        values.resize(t.count()), rounded.resize(t.count());
-        source(t, values.data());
-        for (i64 i = 0; i < t.count(); i++) { rounded[i] = (X)rounding(values[i], t.offset + i); }
-        copy_to_device(model.params + t.offset, rounded.data(), t.count(), model.run);
-        also(t, values.data());
+        const i64 piece = source.in_pieces ? LOAD_PIECE : std::max<i64>(t.count(), 1);
+        model.run.parallel(ceil_div(t.count(), piece), [&](i64 item) {
+            const Range part{item * piece, std::min(t.count(), (item + 1) * piece)};
+            const i64 first = t.offset + part.begin;
+            values.resize(part.size());
+            source.read(t, part, values.data());
+            if constexpr (std::is_same_v<X, float>) { copy_to_device(model.params + first, values.data(), part.size(), model.run); }
+            else {
+                rounded.resize(part.size());
+                for (i64 i = 0; i < part.size(); i++) { rounded[i] = (X)rounding(values[i], first + i); }
+                copy_to_device(model.params + first, rounded.data(), part.size(), model.run);
+            }
+            also(t, part, values.data());
+        });
     }
+    values = {}, rounded = {};
 }
 
 // Where new weights come from: drawn, or imported. --private-scale init puts the factor sqrt(T) into the private rows of the
 // row-parallel weights here, once, instead of into every pass.
 TensorSource new_weights(const Options& o, const TensorParallel& tp, const HfWeights* imported) {
-    return [&o, &tp, imported](const Tensor& t, float* values) {
+    return {[&o, &tp, imported](const Tensor& t, Range, float* values) {
         if (imported) { imported->read(t, values); }
         else { init_tensor(t, o.shape, o.seed, values); }
         if (o.private_scale == "init" && t.spec.split == Split::COLS) {
             const float scale = (float)std::sqrt((double)tp.comm.size);
             for (i64 i = tp.Ck * t.cols; i < t.count(); i++) { values[i] *= scale; }
         }
-    };
+    }};
 }
 
 struct StepResult {
@@ -532,10 +545,12 @@ struct Trainer {
 
     // Fills the parameters, and the master weights of what this rank owns, from the source's fp32 values.
     void load(const TensorSource& source) {
-        load_parameters<X>(model, source, rounding(), [&](const Tensor& t, const float* values) {
+        load_parameters<X>(model, source, rounding(), [&](const Tensor& t, Range part, const float* values) {
             if (dtype_of<X> == DType::FP32) { return; }
             optimizer.for_each_owned(t, [&](const auto& owned, i64 begin, i64 end) {
-                copy_to_device(optimizer.master(owned) + (begin - owned.range.begin), values + (begin - t.offset), end - begin, run);
+                const i64 first = t.offset + part.begin;
+                begin = std::max(begin, first), end = std::min(end, t.offset + part.end);
+                if (begin < end) { copy_to_device(optimizer.master(owned) + (begin - owned.range.begin), values + (begin - first), end - begin, run); }
             });
         });
     }
@@ -694,12 +709,13 @@ struct Sampler {
 // random state. So steps are the same work every time: on a GPU they are recorded once, and launched as one.
 template <typename X>
 struct Generator {
-    static constexpr i64 PREFILL = 256;  // prompt tokens at a time
+    static constexpr i64 PREFILL = 1024;  // prompt tokens at a time: products of 256 rows are slower by a sixth
     Model<X>& model;
     const i64 context;
     const bool replays;
     Activations<X> acts;
     Arena next{"generation"};
+    std::function<void()> on_token = [] {};  // called when a new token is there
     int* position;                       // of the first token that is read next
     uint64_t* random;
 
@@ -745,6 +761,7 @@ struct Generator {
         for (i64 filled = (i64)prompt.size();; filled++) {
             int token;
             copy_to_host(&token, acts.tokens, 1, run);
+            on_token();
             check(token >= 0, "the logit of token %d is not a number\nHINT: the weights are damaged, or the run that made them diverged", -1 - token);
             if (std::find(stop.begin(), stop.end(), token) != stop.end()) { break; }
             emit(token);
@@ -909,9 +926,9 @@ std::vector<StateView> state_views(Trainer<X>& trainer) {
 
 template <typename X>
 TensorSource saved_weights(Checkpoint& checkpoint, const Model<X>& model) {
-    return [&checkpoint, &model](const Tensor& t, float* values) {
-        checkpoint.read(StateArray::MASTER, model.table, model.tp.comm.size, model.tp.comm.rank, {t.offset, t.offset + t.count()}, values);
-    };
+    return {[&checkpoint, &model](const Tensor& t, Range part, float* values) {
+        checkpoint.read(StateArray::MASTER, model.table, model.tp.comm.size, model.tp.comm.rank, {t.offset + part.begin, t.offset + part.end}, values);
+    }, true};
 }
 
 // p, T and who owns a vocabulary row are part of a model with private channels. The flags were compared by name already; this
@@ -930,10 +947,12 @@ void restore(Trainer<X>& trainer, Checkpoint& checkpoint, DataLoader& data, Samp
     const Options& o = trainer.o;
     check_same_model(o, checkpoint);
     trainer.updates = checkpoint.meta().at("updates");
+    checkpoint.believe_later();
     trainer.load(saved_weights(checkpoint, trainer.model));
     std::vector<StateView> moments = state_views(trainer);
     for (StateView& view : moments) { view.master = nullptr; }  // loaded already
     load_state(checkpoint, trainer.model.table, *trainer.ranks.tp, moments, trainer.run);
+    checkpoint.confirm();
     const json& meta = checkpoint.meta();
     const uint64_t identity = meta.at("data").at("identity");
     const std::string order = meta.at("data").at("order");
@@ -1147,8 +1166,10 @@ int use(const Options& o, Ranks& ranks, Run& run) {
     if (checkpoint) { check_same_model(o, *checkpoint); }
     const json rule = checkpoint ? checkpoint->meta().value("tokens", json()) : json();
     auto load = [&](Model<X>& model) {
+        if (checkpoint) { checkpoint->believe_later(); }
         const TensorSource source = imported ? new_weights(o, model.tp, &*imported) : saved_weights(*checkpoint, model);
-        load_parameters<X>(model, source, {}, [](const Tensor&, const float*) {});
+        load_parameters<X>(model, source, {}, [](const Tensor&, Range, const float*) {});
+        if (checkpoint) { checkpoint->confirm(); }
     };
     if (!o.export_hf.empty()) {
         const ParameterTable table(o.shape, parameter_specs(o.shape), 1, 0);
@@ -1183,21 +1204,37 @@ int use(const Options& o, Ranks& ranks, Run& run) {
     check_memory({&model.parameters, &model.rope}, 0, ranks);
     model.allocate();
     load(model);
-    Generator<X> generator(model, context, !o.no_graph);
+    Generator<X> generator(model, context, !o.no_graph && !o.profile);
     Sampler sampler{(uint64_t)o.seed, o.temperature, o.top_k, o.top_p};
-    double first = 0;  // when the first token came
+    std::string before = o.prompt;  // is said with the first piece
     auto say = [&](const std::string& piece) {
-        const std::string all = (first > 0 ? "" : o.prompt) + piece;
-        if (first == 0) { first = now_seconds(); }
+        const std::string all = std::exchange(before, "") + piece;
         if (!speaks) { return; }
         check(fwrite(all.data(), 1, all.size(), stdout) == all.size() && fflush(stdout) == 0, "cannot write to standard output: %s", strerror(errno));
     };
+    // --profile: what leads to a token is a step. The first reads the prompt, and has a table of its own.
+    std::optional<StepRecorder> recorder(std::in_place, o.profile, "", ranks, run);
+    const auto profile = [&](const char* what) {
+        if (const std::string table = recorder->finish(); speaks && !table.empty()) { fprintf(stderr, "%s:\n%s\n", what, table.c_str()); }
+    };
     const double begin = now_seconds();
+    double first = begin, last = begin;  // when a token was there
+    generator.on_token = [&] {
+        recorder->step_ends(now_seconds() - last);
+        last = now_seconds();
+        if (first == begin) {
+            first = last;
+            profile("the prompt"), recorder.emplace(o.profile, "", ranks, run);
+        }
+        recorder->step_begins();
+    };
+    recorder->step_begins();
     const i64 made = generator.write(text, o.prompt, o.generate, sampler, o.ignore_eos, say);
     const double seconds = now_seconds() - first;
     say("\n");
     const std::string replayed = run.replays > 0 ? format("; %lld of the steps by one launch each", (long long)run.replays) : "";
     if (speaks) { fprintf(stderr, "[%lld tokens, %.1f tokens/s after the first, which took %.3f s%s]\n", (long long)made, (double)std::max<i64>(made - 1, 0) / std::max(seconds, 1e-9), first - begin, replayed.c_str()); }
+    profile("each token after it");
     return EXIT_OK;
 }
 

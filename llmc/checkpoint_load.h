@@ -2,9 +2,11 @@
 // with checkpoint.json, which carries its own.
 #pragma once
 
+#include <future>
+#include <mutex>
+
 #include "checkpoint.h"
 #include "comm.h"
-
 
 class Checkpoint {
 public:
@@ -42,8 +44,17 @@ public:
     int tp() const { return tp_; }
     const ModelConfig& model() const { return model_; }
 
+    // From here on a file is read while its checksum is computed beside it; confirm() then waits for all of them, and must be called before
+    // anything is believed.
+    void believe_later() { believe_later_ = true; }
+    void confirm() {
+        for (StateFile& file : files_) {
+            if (file.verified.valid()) { file.verified.get(); }
+        }
+    }
+
     // out[0, range.size()) = those elements of the state that `table` lays out for rank `rank` of `tp`. At another T than the
-    // checkpoint's, elements are moved to their new places: meaningful only where T is no part of the model.
+    // checkpoint's, elements are moved to their new places: meaningful only where T is no part of the model. Safe from several threads.
     void read(StateArray array, const ParameterTable& table, int tp, int rank, Range range, float* out) {
         if (tp == tp_) {
             const i64 have = pieces_[rank].empty() ? 0 : pieces_[rank].back().range.end;
@@ -62,7 +73,8 @@ private:
     struct StateFile {
         std::string path, hash;
         i64 bytes;
-        std::unique_ptr<File> open;  // set once it is verified
+        std::unique_ptr<File> open;
+        std::shared_future<void> verified;
     };
     struct Piece {  // consecutive elements in one file
         Range range;
@@ -111,27 +123,32 @@ private:
     }
 
     // A file to read from: its checksum was compared before its first element is believed.
-    const File& verified(size_t index) {
+    const File& open(size_t index) {
+        std::lock_guard<std::mutex> lock(mutex_);
         StateFile& f = files_[index];
-        if (f.open) { return *f.open; }
-        auto file = std::make_unique<File>(f.path, "rb");
+        if (!f.open) {
+            f.open = std::make_unique<File>(f.path, "rb");
+            f.verified = std::async(std::launch::async, [this, &f] { verify(f); });
+        }
+        if (!believe_later_) { f.verified.get(); }
+        return *f.open;
+    }
+    void verify(const StateFile& f) const {
         Hasher hasher;
-        std::vector<char> chunk(std::min<i64>(f.bytes, 4 << 20));
+        std::vector<char> chunk(std::min<i64>(f.bytes, 1 << 20));  // stays in cache between the copy and the sum
         for (i64 at = 0; at < f.bytes; at += (i64)chunk.size()) {
             const i64 n = std::min<i64>((i64)chunk.size(), f.bytes - at);
-            file->read_at(chunk.data(), n, at);
+            f.open->read_at(chunk.data(), n, at);
             hasher.add(chunk.data(), n);
         }
         if (hasher.text() != f.hash) {
-            const i64 step = step_in_header(*file, f.bytes);
+            const i64 step = step_in_header(*f.open, f.bytes);
             if (step >= 0 && step != step_) {
                 damaged("checkpoint file '%s' is from step %lld, its checkpoint.json from step %lld", f.path.c_str(), (long long)step,
                         (long long)step_);
             }
             damaged("checkpoint file '%s': checksum does not match: the file is damaged", f.path.c_str());
         }
-        f.open = std::move(file);
-        return *f.open;
     }
     // Only to explain a wrong file; -1 where it cannot.
     static i64 step_in_header(const File& file, i64 bytes) {
@@ -156,7 +173,7 @@ private:
                   (long long)at, rank);
             const i64 n = std::min(piece->range.end, range.end) - at;
             const i64 index = (i64)array * piece->range.size() + at - piece->range.begin;
-            verified(piece->file).read_at(out + (at - range.begin), n * sizeof(float), piece->offset + index * (i64)sizeof(float));
+            open(piece->file).read_at(out + (at - range.begin), n * sizeof(float), piece->offset + index * (i64)sizeof(float));
             at += n;
         }
     }
@@ -164,7 +181,7 @@ private:
     // The part of tensor t that is in `range`, from the ranks that the checkpoint has: the rectangles that a slice of theirs
     // and a slice of ours have in common.
     void read_tensor(StateArray array, const ParameterTable& table, const Tensor& t, Range range, float* out) {
-        if (old_tables_.empty()) {
+        if (std::lock_guard<std::mutex> lock(mutex_); old_tables_.empty()) {
             std::vector<TensorSpec> specs;
             for (const Tensor& each : table.tensors()) { specs.push_back(each.spec); }
             for (int r = 0; r < tp_; r++) { old_tables_.emplace_back(model_, specs, tp_, r); }
@@ -193,21 +210,26 @@ private:
     i64 step_ = -1;
     int tp_ = 0;
     ModelConfig model_;
-    std::vector<StateFile> files_;
     std::vector<std::vector<Piece>> pieces_;  // by rank, in order
     std::vector<ParameterTable> old_tables_;
+    std::mutex mutex_;  // of old_tables_, and of what is open
+    bool believe_later_ = false;
+    std::vector<StateFile> files_;  // the last: threads that verify end with it
 };
+
+// Elements that are read at a time: they stay in cache on their way.
+constexpr i64 LOAD_PIECE = 1 << 17;
 
 // Fills this rank's state. Null pointers are left out: m and v where only the weights are wanted.
 inline void load_state(Checkpoint& checkpoint, const ParameterTable& table, const Comm& tp, const std::vector<StateView>& mine, Run& run) {
     for (const StateView& view : mine) {
-        std::vector<float> chunk(std::min<i64>(view.range.size(), 1 << 20));
         for (int p = 0; p < STATE_ARRAYS; p++) {
-            for (i64 at = view.range.begin; view.array(p) && at < view.range.end; at += (i64)chunk.size()) {
-                const Range range{at, std::min(view.range.end, at + (i64)chunk.size())};
-                checkpoint.read((StateArray)p, table, tp.size, tp.rank, range, chunk.data());
-                copy_to_device(view.array(p) + (at - view.range.begin), chunk.data(), range.size(), run);
-            }
+            run.parallel(view.array(p) ? ceil_div(view.range.size(), LOAD_PIECE) : 0, [&](i64 item) {
+                static thread_local std::vector<float> piece(LOAD_PIECE);
+                const i64 begin = view.range.begin + item * LOAD_PIECE, n = std::min(LOAD_PIECE, view.range.end - begin);
+                checkpoint.read((StateArray)p, table, tp.size, tp.rank, {begin, begin + n}, piece.data());
+                copy_to_device(view.array(p) + item * LOAD_PIECE, piece.data(), n, run);
+            });
         }
     }
 }

@@ -6,7 +6,7 @@
 //   Run::replay, Graph                 does work that is the same every time but for what lies in memory: on a GPU by one launch
 //   copy_to_device, copy_to_host       ordered after what `run` was given before; complete on return
 //   DEVICE_ALIGN                       elements to which a padded stride is rounded
-//   DType, fast_dtype                  FP32 or BF16; which of them matrix products are fast in
+//   DType                              FP32 or BF16
 //   make_run, available_memory         one rank's share of the host; bytes left
 //   Moment, seconds_between            a place in the order of a rank's work, and the time between two of them (waits for the later one)
 //

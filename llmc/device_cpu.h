@@ -242,23 +242,6 @@ void copy_to_device(X* device, const X* host, i64 count, Run&) { memcpy(device, 
 template <typename X>
 void copy_to_host(X* host, const X* device, i64 count, Run&) { memcpy(host, device, count * sizeof(X)); }
 
-// The type that matrix products are fast in here, for a model of this width. bf16 needs AMX, or AVX512_BF16 on a processor of AMD's (gemm_cpu.h). Measured with
-// AMX and oneDNN 2.6: at C = 768 bf16 is 2.5 times as fast as fp32, at 128 fifty times slower. AMD EPYC: 1.7 times as fast at 768, 1.6 to 1.9 at 288. Tiny models
-// stay in fp32, so that demonstrations print the same everywhere.
-inline DType fast_dtype(i64 channels) {
-    std::string flags;
-    if (FILE* cpuinfo = fopen("/proc/cpuinfo", "r")) {
-        char line[8192];
-        while (flags.empty() && fgets(line, sizeof(line), cpuinfo)) {
-            if (strncmp(line, "flags", 5) == 0) { flags = line; }
-        }
-        fclose(cpuinfo);
-    }
-    const auto has = [&](const char* flag) { return flags.find(flag) != std::string::npos; };
-    const i64 wide = has(" amx_bf16") ? 512 : has(" avx512_bf16") && __builtin_cpu_is("amd") ? 256 : std::numeric_limits<i64>::max();
-    return channels >= wide ? DType::BF16 : DType::FP32;
-}
-
 // The number that follows `key` in a file of lines, or -1: in /proc, and in the files of control groups.
 inline i64 number_after(const std::string& path, const std::string& key) {
     i64 number = -1;

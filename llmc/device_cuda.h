@@ -197,9 +197,6 @@ void copy_to_host(X* host, const X* device, i64 count, Run& run) {
     run.wait();
 }
 
-// The type that matrix products are fast in here.
-inline DType fast_dtype(i64) { return DType::BF16; }
-
 inline i64 available_memory() {
     size_t free = 0, total = 0;
     cuda_check(cudaMemGetInfo(&free, &total));

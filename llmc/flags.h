@@ -114,7 +114,7 @@ void visit_flags(Options& o, Visitor&& v) {
     v(g, "--recompute", o.recompute, "activations computed again in backward instead of kept: 0 none, 1 norms and activation functions, 2 whole blocks");
     v(g, "--interleave", o.interleave, "compute each micro-batch as two halves in turn, so that the sums one half waits for travel under the other half's products: for a slow wire");
     v(g, "--overlap-batches", o.overlap_batches, "micro-batches under way at once, evenly spaced, so that the sums of some travel under the products of others: 8 hide nearly all of a slow wire. As many times the activations");
-    v(g, "--profile", o.profile, "at the end, a table of the steps' time by op: calls, milliseconds, FLOP/s, bytes/s");
+    v(g, "--profile", o.profile, "at the end, a table of the steps' time by op: calls, milliseconds, FLOP/s, bytes/s; with --generate one of the prompt and one of the tokens after it");
     v(g, "--trace", o.trace, "write a timeline of the run's first 4 steps, all ranks, to this file: ops, waits, sums on their way (Chrome trace format; open it in Perfetto)");
     v(g, "--threads", o.threads, "CPU threads per host, divided among its ranks; 0: one per core");
     v(g, "--comm-timeout", o.comm_timeout, "seconds: a collective between GPUs that takes longer ends the run, for a rank hangs");

@@ -36,6 +36,11 @@ struct Gradient {
     }
 };
 
+struct GradientPiece {
+    Gradient begin;
+    i64 count;
+};
+
 // What a row-parallel product leaves, and what goes back into it: out[:, :Ck] is summed over ranks, out[:, Ck:] is this
 // rank's own. Two blocks, so that the sum runs on dense memory and under the product that writes the other block.
 template <typename X>
@@ -127,6 +132,8 @@ void cast(To* to, const From* from, i64 count, Run& run);
 
 // The library behind the products, and its version, for people.
 std::string gemm_library();
+// The type that products are fast in here, for a model of so many channels.
+DType fast_dtype(i64 channels);
 
 // ---- rope -----------------------------------------------------------------------------------------------------------
 // Splits qkv (B,S,(NH+2*KVH)*HS) into q (B,NH,S,HS) and rows [pos0, pos0+S) of k, v (B,KVH,S_kv,HS), rotating q and k by
@@ -186,8 +193,8 @@ void sample_token(int* token, int* position, i64 rows, uint64_t* random, const f
 // One pass: m, v, master -= lr * (m^ / (sqrt(v^) + eps) + weight_decay * master), param = master rounded. master may be param itself.
 template <typename X>
 void adamw_update(X* param, float* master, float* m, float* v, Gradient grad, i64 count, const AdamW& hyper, Run& run);
-// The sum of squares of each range of a gradient, in double, in a fixed order.
-std::vector<double> sums_of_squares(Gradient grad, const std::vector<Range>& ranges, Run& run);
+// The sum of squares of each piece, in double, in a fixed order.
+std::vector<double> sums_of_squares(const std::vector<GradientPiece>& pieces, Run& run);
 // Sum of (a - scale * b)^2 over two (N, cols; ld) blocks in double, in a fixed order.
 template <typename X>
 double sum_of_squared_differences(const X* a, const float* b, float scale, i64 ld, i64 N, i64 cols, Run& run);

@@ -173,6 +173,24 @@ ALWAYS_INLINE void transpose(vfloat (&rows)[VL]) {
     if constexpr (BLOCK > 1) { transpose<BLOCK / 2>(rows); }
 }
 
+// The sums of the lanes of COUNT vectors, that of row r in lane r * VL / COUNT: the same exchanges, but what they bring together is added.
+template <int COUNT, int BLOCK = VL / 2>
+ALWAYS_INLINE vfloat sums_of_lanes(vfloat* rows) {
+    constexpr int HALF = COUNT / 2;
+    if constexpr (BLOCK == 0) {
+        return rows[0];
+    } else if constexpr (HALF == 0) {
+        rows[0] += __builtin_shuffle(rows[0], vector_of([](int lane) { return lane ^ BLOCK; }));
+        return sums_of_lanes<1, BLOCK / 2>(rows);
+    } else {
+        const vint low = vector_of([](int lane) { return lane & BLOCK ? VL + lane - BLOCK : lane; });
+        const vint high = vector_of([](int lane) { return lane & BLOCK ? VL + lane : lane + BLOCK; });
+#pragma GCC unroll 8
+        for (int i = 0; i < HALF; i++) { rows[i] = __builtin_shuffle(rows[i], rows[i + HALF], low) + __builtin_shuffle(rows[i], rows[i + HALF], high); }
+        return sums_of_lanes<HALF, BLOCK / 2>(rows);
+    }
+}
+
 // to (cols, rows; ld_to) = the transpose of from (rows, cols; ld_from). Not inlined: it is long, and there are many callers.
 template <typename To, typename From>
 __attribute__((noinline)) void transpose_square(To* to, i64 ld_to, const From* from, i64 ld_from, int rows, int cols) {

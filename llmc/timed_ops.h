@@ -100,10 +100,10 @@ template <typename X>
 Cost adamw_update(const X* param, const float* master, const float*, const float*, Gradient grad, i64 count, const AdamW&, Run&) {
     return moved((double)count * (24 + width(grad) + ((const void*)param == (const void*)master ? 0 : width(param))));
 }
-inline Cost sums_of_squares(Gradient grad, const std::vector<Range>& ranges, Run&) {
-    double count = 0;
-    for (const Range& range : ranges) { count += (double)range.size(); }
-    return moved(count * width(grad));
+inline Cost sums_of_squares(const std::vector<GradientPiece>& pieces, Run&) {
+    double bytes = 0;
+    for (const GradientPiece& piece : pieces) { bytes += (double)piece.count * width(piece.begin); }
+    return moved(bytes);
 }
 template <typename X>
 Cost sum_of_squared_differences(const X* a, const float* b, float, i64, i64 N, i64 cols, Run&) { return moved((double)(N * cols) * width(a, b)); }
@@ -130,7 +130,7 @@ TIMED(classifier_stats) TIMED(classifier_loss) TIMED(classifier_backward) TIMED(
 TIMED(adamw_update) TIMED(sums_of_squares) TIMED(sum_of_squared_differences)
 #undef TIMED
 
-using BACKEND::attention_by, BACKEND::gemm_library;
+using BACKEND::attention_by, BACKEND::fast_dtype, BACKEND::gemm_library;
 
 }  // namespace timed
 

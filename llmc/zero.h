@@ -40,14 +40,9 @@ struct Gradients {
     }
     // The sum of squares of each range; none crosses a bound of `layers`.
     std::vector<double> squares(const std::vector<Range>& ranges, Run& run) const {
-        std::vector<Range> by_type[2];
-        const auto from = [&](i64 element) { return in_layers(element) ? layers.begin : element >= layers.end ? layers.size() : 0; };
-        for (const Range& r : ranges) { by_type[in_layers(r.begin)].push_back({r.begin - from(r.begin), r.end - from(r.begin)}); }
-        const std::vector<double> sums[2] = {sums_of_squares(others, by_type[0], run), sums_of_squares(Gradient(of_layers, dtype), by_type[1], run)};
-        std::vector<double> all;
-        size_t next[2] = {};
-        for (const Range& r : ranges) { all.push_back(sums[in_layers(r.begin)][next[in_layers(r.begin)]++]); }
-        return all;
+        std::vector<GradientPiece> pieces;
+        for (const Range& r : ranges) { pieces.push_back({at(r.begin), r.size()}); }
+        return sums_of_squares(pieces, run);
     }
     std::vector<float> to_host(Run& run) const {
         std::vector<float> values(count_);

@@ -194,7 +194,7 @@ void bench(Bench& bench) {
     float* master = sizeof(X) == 4 ? (float*)weight : state;
     bench.move("adamw, 24.6M parameters", V * C * (28.0 + (sizeof(X) == 4 ? 0 : 2)),
                [&] { adamw_update(weight, master, state + V * C, state + 2 * V * C, grad, V * C, hyper, run); });
-    bench.move("sum of squares", V * C * 4.0, [&] { sums_of_squares(grad, std::vector<Range>{{0, V * C}}, run); });
+    bench.move("sum of squares", V * C * 4.0, [&] { sums_of_squares({{grad, V * C}}, run); });
 }
 
 }  // namespace

@@ -76,8 +76,8 @@ inline json value(bool b) { return b; }
 inline json value(i64 n) { return n; }
 inline json value(float x) { return x; }
 inline json value(Range r) { return r.size(); }
-inline json value(const std::vector<Range>& ranges) {
-    return std::accumulate(ranges.begin(), ranges.end(), (i64)0, [](i64 sum, Range r) { return sum + r.size(); });
+inline json value(const std::vector<GradientPiece>& pieces) {
+    return std::accumulate(pieces.begin(), pieces.end(), (i64)0, [](i64 sum, const GradientPiece& piece) { return sum + piece.count; });
 }
 inline json value(DType t) { return dtype_name(t); }
 inline json value(GradMode mode) { return mode == GradMode::ADD ? "add" : "write"; }
@@ -125,7 +125,7 @@ extern "C" void* mmap(void* at, size_t bytes, int protection, int flags, int fil
 #endif
 
 // Weights for speed alone: normal ones, which keep a GPU as busy as real ones do, from a table.
-void plausible_weights(const Tensor& t, float* values) {
+void plausible_weights(const Tensor& t, Range, float* values) {
     constexpr size_t MANY = 65521;
     static const std::vector<float> table = [] {
         std::mt19937 random(2);
@@ -143,7 +143,7 @@ void trace_step(const Options& o, Ranks& ranks, Run& run) {
     trainer.allocate();
     std::vector<int32_t> windows(o.global_batch / o.dp * (o.seq + 1));
     if (traced::make_calls) {
-        trainer.load(plausible_weights);
+        trainer.load({plausible_weights});
         std::mt19937 random(1);
         for (int32_t& token : windows) { token = (int32_t)(random() % o.shape.vocab); }
         trainer.step(windows.data(), 1);  // caches, clocks, plans of products

@@ -7,7 +7,7 @@ import sys
 
 DECLARATION = re.compile(r'(template <[^>]*>\s*)?([\w:<>]+)\s+(\w+)\(([^;]*)\);')
 # What an op that is not made gives instead.
-RESULTS = {'double': '1.0', 'std::vector<double>': 'std::vector<double>(ranges.size(), 1.0)'}
+RESULTS = {'double': '1.0', 'std::vector<double>': 'std::vector<double>(pieces.size(), 1.0)'}
 
 
 def wrapper(template, result, name, arguments):

@@ -535,6 +535,11 @@ def test_generation(d):
     hot.encode('utf-8').decode('utf-8')
     expect(text(['--generate', 10, '--prompt', '']) is not None, 'empty prompt')
     expect(text(['--generate', 0, '--prompt', 'the quick']) == 'the quick\n', '--generate 0')
+    r = ok(use + ['--generate', 5, '--prompt', 'the quick', '--temperature', 0, '--ignore-eos', '--profile'])
+    products = 2 * (2 + 2 * 2) + 1  # 2 layers: qkv and up, attention output and down in two blocks each; the head
+    found = re.findall(r'^(the prompt:|each token after it:)|^matmul_forward +(\d+) |^step .* mean of (\d+) step', r.stderr, re.M)
+    expect(found == [('the prompt:', '', ''), ('', str(products), ''), ('', '', '1'), ('each token after it:', '', ''), ('', str(products), ''), ('', '', '3')], f'--profile: {found} in {r.stderr}')
+    expect(r.stdout == text(['--generate', 5, '--prompt', 'the quick', '--temperature', 0, '--ignore-eos']), '--profile changes the text')
     r = subprocess.run(f'"{TRAIN}" --checkpoint {d}/model --tokenizer {d}/tok.model --generate 5 > /dev/full', shell=True, stderr=subprocess.PIPE, text=True)
     expect(r.returncode == 1 and 'standard output' in r.stderr, f'output that is lost: {r.returncode} {r.stderr}')
     ok(use + ['--generate', 10 ** 6, '--prompt', 'a', '--ignore-eos'])  # ends where the context is full

@@ -85,8 +85,8 @@ std::vector<std::string> save(const std::string& out, const ModelConfig& model, 
         check(path == out + "/" + step_name(step), "saved as %s", path.c_str());
     });
 }
-// Reads with T * D ranks and compares.
-std::vector<std::string> load(const std::string& dir, const ModelConfig& model, int T, int D, bool zero, i64 step) {
+// Reads with T * D ranks and compares; `later`: checksums beside it.
+std::vector<std::string> load(const std::string& dir, const ModelConfig& model, int T, int D, bool zero, i64 step, bool later = false) {
     return on_ranks(T, D, [&](Ranks& ranks, Run& run) {
         State wanted(model, ranks, zero), got(model, ranks, zero);
         wanted.fill(step);
@@ -97,7 +97,9 @@ std::vector<std::string> load(const std::string& dir, const ModelConfig& model, 
         check(checkpoint.step() == step, "step %lld", (long long)checkpoint.step());
         check(checkpoint.meta() == meta_of(model), "meta differs");
         check(model_to_json(checkpoint.model()) == model_to_json(model), "model differs");
+        if (later) { checkpoint.believe_later(); }
         load_state(checkpoint, got.table, *ranks.tp, got.views, run);
+        checkpoint.confirm();
         check(got.differences(wanted) == 0, "state differs");
     });
 }
@@ -197,10 +199,12 @@ TEST(Checkpoint, DamageIsNamed) {
     // Some rank refuses, with the file's name; a rank whose files are whole may not notice, but the job ends.
     const auto expect_refused = [&](const std::string& file, const std::vector<std::string>& words) {
         EXPECT_EQ(latest_checkpoint(dir.path), good);  // no silent step back
-        const std::vector<std::string> errors = load(good, tiny_llama(), 2, 2, true, 100);
-        const std::string& message = *std::max_element(errors.begin(), errors.end());
-        expect_mentions(message, {good + "/" + file, "HINT", "step_00000050"});
-        expect_mentions(message, words);
+        for (bool later : {false, true}) {
+            const std::vector<std::string> errors = load(good, tiny_llama(), 2, 2, true, 100, later);
+            const std::string& message = *std::max_element(errors.begin(), errors.end());
+            expect_mentions(message, {good + "/" + file, "HINT", "step_00000050"});
+            expect_mentions(message, words);
+        }
     };
     for (const std::string& file : names_in(good)) {
         const std::string path = good + "/" + file, bytes = read_text_file(path);
@@ -232,7 +236,7 @@ TEST(Checkpoint, DamageIsNamed) {
         }
         write_file(path, bytes);
     }
-    EXPECT_EQ(load(good, tiny_llama(), 2, 2, true, 100), no_errors(4));
+    for (bool later : {false, true}) { EXPECT_EQ(load(good, tiny_llama(), 2, 2, true, 100, later), no_errors(4)); }
 
     std::filesystem::rename(old, dir.path + "/step_00000200");
     expect_mentions(load(dir.path + "/step_00000200", tiny_llama(), 2, 2, true, 50)[0], {"named for step 200", "step 50"});

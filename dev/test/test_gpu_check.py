@@ -43,7 +43,7 @@ def test_rates_by_hand(d):
     h100 = roofline.DEVICES['h100']
     expect(gpu_check.known_device('NVIDIA H100 80GB HBM3') == h100 and gpu_check.known_device('NVIDIA H200').name.startswith('H200') and gpu_check.known_device('emulated') is None, 'names')
     product = dict(op='matmul_forward', N=1000, K=1000, OC=1000, out='bf16', weight='bf16', seconds=1e-5, flops=2e9, bytes=6e6, **{'in': 'bf16'})
-    stream = dict(op='sums_of_squares', data='fp32', ranges=1e9, seconds=2e-3, flops=0, bytes=4e9)
+    stream = dict(op='sums_of_squares', pieces=1e9, seconds=2e-3, flops=0, bytes=4e9)
     rows = {r['op']: r for r in gpu_check.ops_of([product, product, stream, dict(wait=1)], h100)}
     row = rows['matmul_forward 1000 -> 1000']
     expect(row['calls'] == 2 and abs(row['ms'] - 0.01) < 1e-12 and abs(row['tflops'] - 200) < 1e-9 and abs(row['share_of_roof'] - 200 / 989.4) < 1e-9, row)

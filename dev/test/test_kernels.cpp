@@ -236,7 +236,7 @@ TYPED_TEST(Kernels, SumsOfSquares) {
                 Memory<X> a(values, side, shift);
                 Memory<float> b(others, side);
                 const i64 n = N * ld;
-                return std::tuple(OP(sums_of_squares, a.data, std::vector<Range>{{0, n}, {n / 3, n}, {n / 2, n / 2}, {n - n / 5, n}}),
+                return std::tuple(OP(sums_of_squares, std::vector<GradientPiece>{{a.data, n}, {b.data, n / 2}, {a.data + n / 3, n - n / 3}, {a.data + n / 2, 0}, {a.data + n - n / 5, n / 5}}),
                                   Doubles{OP(sum_of_squared_differences, a.data, b.data, 0.3f, ld, N, cols)});
             },
             {{"squares", 1e-12 * (double)(N * ld)}, {"differences", 1e-8 * (double)(N * cols)}});

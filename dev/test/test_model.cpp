@@ -44,8 +44,8 @@ std::vector<int32_t> random_windows(i64 count, const Options& o, uint32_t seed =
 template <typename X>
 void load_lively(Trainer<X>& t) {
     const TensorSource source = new_weights(t.o, t.model.tp, nullptr);
-    t.load([&](const Tensor& tensor, float* values) {
-        source(tensor, values);
+    t.load({[&](const Tensor& tensor, Range all, float* values) {
+        source.read(tensor, all, values);
         if (tensor.is_vector()) {  // replicated and sharded vectors alike: by Hugging Face index, the same at every T
             for (const Slice& s : tensor.slices) {
                 for (i64 i = 0; i < s.rows; i++) { values[s.local_row + i] += 0.3f * std::sin((float)s.hf_index(i, 0) + (float)s.part.name.size()); }
@@ -53,7 +53,7 @@ void load_lively(Trainer<X>& t) {
         } else {
             for (i64 i = 0; i < tensor.count(); i++) { values[i] *= 8; }
         }
-    });
+    }});
 }
 
 // Runs body(trainer) on all ranks of a case.

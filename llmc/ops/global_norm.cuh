@@ -1,7 +1,7 @@
 // global_norm.cuh: sums of squares in double, over pieces of fixed size added in order: the same bits on every rank and for
 // any number of threads, which is what clipping needs.
 //
-//   sum of data[i]^2, i in a range     sum of (a[n,c] - scale b[n,c])^2, n < N, c < cols
+//   sum of a piece's squares     sum of (a[n,c] - scale b[n,c])^2, n < N, c < cols
 #pragma once
 
 #include "common.cuh"
@@ -24,20 +24,20 @@ inline double sum_in_order(const std::vector<double>& parts) {
     return sum;
 }
 
-std::vector<double> sums_of_squares(Gradient grad, const std::vector<Range>& ranges, Run& run) {
+std::vector<double> sums_of_squares(const std::vector<GradientPiece>& pieces, Run& run) {
     const i64 grain = 65536;
     std::vector<double> sums;
-    grad.visit<bf16>([&](const auto* data) {
-        for (const Range& range : ranges) {
-            std::vector<double> parts(ceil_div(range.size(), grain));
-            parallel_pieces(range.size(), grain, run, [&](i64 begin, i64 n) {
+    for (const GradientPiece& piece : pieces) {
+        std::vector<double> parts(ceil_div(piece.count, grain));
+        piece.begin.visit<bf16>([&](const auto* data) {
+            parallel_pieces(piece.count, grain, run, [&](i64 begin, i64 n) {
                 vdouble sum{};
-                vector_loop(n, [&](i64 i, auto lanes) { add_squares(sum, load(data + range.begin + begin + i, lanes)); });
+                vector_loop(n, [&](i64 i, auto lanes) { add_squares(sum, load(data + begin + i, lanes)); });
                 parts[begin / grain] = sum_in_order(sum);
             });
-            sums.push_back(sum_in_order(parts));
-        }
-    });
+        });
+        sums.push_back(sum_in_order(parts));
+    }
     return sums;
 }
 
@@ -57,15 +57,15 @@ double sum_of_squared_differences(const X* a, const float* b, float scale, i64 l
 #else
 namespace gpu {
 
-constexpr i64 PIECE = 65536;  // elements summed by one block
+constexpr i64 BLOCK_SQUARES = 65536;  // elements summed by one block
 
 // parts[block] = its piece's sum.
 template <typename X, int W>
 __global__ void __launch_bounds__(THREADS) sum_of_squares_kernel(double* parts, const X* __restrict__ data, i64 count) {
     __shared__ double warps[THREADS / 32];
-    const i64 begin = blockIdx.x * PIECE, left = count - begin;
+    const i64 begin = blockIdx.x * BLOCK_SQUARES, left = count - begin;
     double sum = 0.0;
-    row_loop<W>(data + begin, left < PIECE ? left : PIECE, [&](i64 i, auto width) {
+    row_loop<W>(data + begin, left < BLOCK_SQUARES ? left : BLOCK_SQUARES, [&](i64 i, auto width) {
         const Floats<width> values = load<width>(data + begin + i);
         for (int j = 0; j < width; j++) { sum += (double)values[j] * values[j]; }
     });
@@ -94,20 +94,20 @@ __global__ void __launch_bounds__(THREADS) sum_parts_kernel(double* total, const
     if (threadIdx.x == 0) { *total = sum; }
 }
 
-// The host waits once, for the sums of all ranges.
-std::vector<double> sums_of_squares(Gradient grad, const std::vector<Range>& ranges, Run& run) {
-    i64 pieces = 0;
-    for (const Range& range : ranges) { pieces += ceil_div(range.size(), PIECE); }
-    std::vector<double> sums(ranges.size());
-    double *parts = run.workspace.get<double>(pieces + (i64)sums.size()), *const totals = parts + pieces;
-    grad.visit<bf16>([&]<typename X>(const X* data) {
-        for (size_t i = 0; i < sums.size(); i++) {
-            const i64 n = ceil_div(ranges[i].size(), PIECE);
-            launch(sum_of_squares_kernel<X, widest<X> >, {blocks(n), THREADS}, run, parts, data + ranges[i].begin, ranges[i].size());
-            launch(sum_parts_kernel, {1, row_threads(n, 1)}, run, totals + i, parts, n);
-            parts += n;
-        }
-    });
+// The host waits once, for the sums of all pieces.
+std::vector<double> sums_of_squares(const std::vector<GradientPiece>& pieces, Run& run) {
+    i64 all = 0;
+    for (const GradientPiece& piece : pieces) { all += ceil_div(piece.count, BLOCK_SQUARES); }
+    std::vector<double> sums(pieces.size());
+    double *parts = run.workspace.get<double>(all + (i64)sums.size()), *const totals = parts + all;
+    for (size_t i = 0; i < sums.size(); i++) {
+        const i64 n = ceil_div(pieces[i].count, BLOCK_SQUARES);
+        pieces[i].begin.visit<bf16>([&]<typename X>(const X* data) {
+            launch(sum_of_squares_kernel<X, widest<X> >, {blocks(n), THREADS}, run, parts, data, pieces[i].count);
+        });
+        launch(sum_parts_kernel, {1, row_threads(n, 1)}, run, totals + i, parts, n);
+        parts += n;
+    }
     copy_to_host(sums.data(), totals, (i64)sums.size(), run);
     return sums;
 }

@@ -128,6 +128,14 @@ void matmul_gelu_forward(X* h, X* u, const X* in, const X* weight, const X* bias
     gelu_forward(h, u, N, OC, run);
 }
 
+DType fast_dtype(i64 channels) {
+#ifdef LLMC_CUDA
+    (void)channels;
+    return DType::BF16;
+#else
+    return channels >= bf16_from() ? DType::BF16 : DType::FP32;
+#endif
+}
 std::string gemm_library() {
 #if defined(LLMC_CUDA)
     const size_t version = cublasLtGetVersion();

@@ -27,34 +27,42 @@ ALWAYS_INLINE void rotate_head(X* to, const X* from, const float* cos, const flo
     });
 }
 
+// body(b, h, rows) for every sequence and head, h counting q's, k's and v's heads, some rows at a time. Not a row at a time: its heads lie a multiple
+// of S apart, as a rule in one set of the cache.
+template <typename Body>
+void parallel_heads(i64 B, i64 S, i64 heads, i64 HS, Run& run, const Body& body) {
+    const i64 rows = std::max<i64>(16384 / (heads * HS), 1), pieces = ceil_div(S, rows);
+    run.parallel(B * pieces, [&](i64 item) {
+        const i64 b = item / pieces, begin = item % pieces * rows, end = std::min(S, begin + rows);
+        for (i64 h = 0; h < heads; h++) { body(b, h, Range{begin, end}); }
+    });
+}
+
 template <typename X>
 void rope_split_forward(X* q, X* k, X* v, const X* qkv, const float* cos, const float* sin, const int* pos0, i64 S_kv, i64 B, i64 S, i64 NH,
                         i64 KVH, i64 HS, Run& run) {
     check(!cos || HS % 2 == 0, "rotary positions need an even head size, not %lld", (long long)HS);
-    const i64 width = (NH + 2 * KVH) * HS, first = pos0 ? *pos0 : 0;
-    parallel_rows(B * S, width, run, [&](i64 n) {
-        const i64 b = n / S, s = n % S, t = first + s;
-        const X* from = qkv + n * width;
-        const float *c = cos ? cos + t * (HS / 2) : nullptr, *sn = cos ? sin + t * (HS / 2) : nullptr;
-        for (i64 h = 0; h < NH; h++, from += HS) { rotate_head(q + ((b * NH + h) * S + s) * HS, from, c, sn, 1.0f, HS); }
-        for (i64 h = 0; h < KVH; h++, from += HS) { rotate_head(k + ((b * KVH + h) * S_kv + t) * HS, from, c, sn, 1.0f, HS); }
-        for (i64 h = 0; h < KVH; h++, from += HS) { std::copy(from, from + HS, v + ((b * KVH + h) * S_kv + t) * HS); }
+    const i64 heads = NH + 2 * KVH, first = pos0 ? *pos0 : 0;
+    parallel_heads(B, S, heads, HS, run, [&](i64 b, i64 h, Range rows) {
+        X* to = h < NH ? q + (b * NH + h) * S * HS : (h < NH + KVH ? k + (b * KVH + h - NH) * S_kv * HS : v + (b * KVH + h - NH - KVH) * S_kv * HS) + first * HS;
+        const bool rotated = cos && h < NH + KVH;
+        for (i64 s = rows.begin; s < rows.end; s++) {
+            const i64 angles = (first + s) * (HS / 2);
+            rotate_head(to + s * HS, qkv + ((b * S + s) * heads + h) * HS, rotated ? cos + angles : nullptr, rotated ? sin + angles : nullptr, 1.0f, HS);
+        }
     });
 }
 
 template <typename X>
 void rope_split_backward(X* dqkv, const X* dq, const X* dk, const X* dv, const float* cos, const float* sin, i64 B, i64 S, i64 NH, i64 KVH,
                          i64 HS, Run& run) {
-    const i64 width = (NH + 2 * KVH) * HS;
-    parallel_rows(B * S, width, run, [&](i64 n) {
-        const i64 b = n / S, s = n % S;
-        X* to = dqkv + n * width;
-        const float *c = cos ? cos + s * (HS / 2) : nullptr, *sn = cos ? sin + s * (HS / 2) : nullptr;
-        for (i64 h = 0; h < NH; h++, to += HS) { rotate_head(to, dq + ((b * NH + h) * S + s) * HS, c, sn, -1.0f, HS); }
-        for (i64 h = 0; h < KVH; h++, to += HS) { rotate_head(to, dk + ((b * KVH + h) * S + s) * HS, c, sn, -1.0f, HS); }
-        for (i64 h = 0; h < KVH; h++, to += HS) {
-            const X* from = dv + ((b * KVH + h) * S + s) * HS;
-            std::copy(from, from + HS, to);
+    const i64 heads = NH + 2 * KVH;
+    parallel_heads(B, S, heads, HS, run, [&](i64 b, i64 h, Range rows) {
+        const X* from = h < NH ? dq + (b * NH + h) * S * HS : (h < NH + KVH ? dk + (b * KVH + h - NH) * S * HS : dv + (b * KVH + h - NH - KVH) * S * HS);
+        const bool rotated = cos && h < NH + KVH;
+        for (i64 s = rows.begin; s < rows.end; s++) {
+            const i64 angles = s * (HS / 2);
+            rotate_head(dqkv + ((b * S + s) * heads + h) * HS, from + s * HS, rotated ? cos + angles : nullptr, rotated ? sin + angles : nullptr, -1.0f, HS);
         }
     });
 }
