@@ -267,7 +267,8 @@ inline i64 cgroup_memory_left(const std::string& mount, std::string group) {
         if (limit >= 0 && used >= 0) {
             const std::string total = v1 ? "total_" : "";
             const i64 cache = number_after(stat, total + "inactive_file ") + number_after(stat, total + "active_file ");
-            left = std::min(left, std::max<i64>(limit - used + std::max<i64>(cache, 0), 0));
+            // The figures are not of one moment: the cache may be more than what is used. "No limit" is near the largest number.
+            left = std::min(left, std::max<i64>(limit - std::max<i64>(used - std::max<i64>(cache, 0), 0), 0));
         }
         if (group.rfind('/') == std::string::npos) { return left; }
     }

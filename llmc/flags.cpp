@@ -61,13 +61,6 @@ json to_json(const Options& options) {
     visit_flags(const_cast<Options&>(options), [&](const char*, const char* flag, auto& field, const char*) { j[key_of(flag)] = field; });
     return j;
 }
-void from_json_options(Options& o, const json& j) {
-    visit_flags(o, [&](const char*, const char* flag, auto& field, const char*) {
-        const auto it = j.find(key_of(flag));
-        if (it != j.end() && !it->is_null()) { it->get_to(field); }
-    });
-}
-
 i64 edit_distance(const std::string& a, const std::string& b) {
     std::vector<i64> row(b.size() + 1);
     for (size_t j = 0; j <= b.size(); j++) { row[j] = j; }
@@ -242,7 +235,7 @@ bool parse_options(int argc, char** argv, bool speaks, Options& o) {
     const std::string preset = peek(argc, argv, "--model"), hf = peek(argc, argv, "--init-from");
     if (!where.empty()) {
         Checkpoint checkpoint(where);
-        from_json_options(o, checkpoint.meta().at("options"));
+        options_from_json(o, checkpoint.meta().at("options").dump());
         o.shape = checkpoint.model();
         o.checkpoint.clear(), o.init_from.clear(), o.eval.clear(), o.export_hf.clear();
         o.resume = o.info = o.dry_run = o.ignore_eos = o.no_graph = o.profile = false, o.generate = -1, o.trace.clear();
@@ -334,4 +327,23 @@ bool parse_options(int argc, char** argv, bool speaks, Options& o) {
         compare_with_checkpoint(o, saved, where);
     }
     return true;
+}
+
+void options_from_json(Options& options, const std::string& text) {
+    const json j = json::parse(text);
+    visit_flags(options, [&](const char*, const char* flag, auto& field, const char*) {
+        const auto it = j.find(key_of(flag));
+        if (it == j.end() || it->is_null()) { return; }
+        if constexpr (std::is_same_v<decltype(field), i64&>) {
+            if (it->is_boolean()) {  // --overlap-batches was a switch
+                field = it->get<bool>() ? 2 : 1;
+                return;
+            }
+        }
+        try {
+            it->get_to(field);
+        } catch (const json::exception&) {
+            die("the checkpoint says %s for %s, which is of another type\nHINT: it was written by another version; wanted one that this version saved", it->dump().c_str(), flag);
+        }
+    });
 }

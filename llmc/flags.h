@@ -140,3 +140,5 @@ bool parse_options(int argc, char** argv, bool speaks, Options& options);
 
 // Every flag's value as a JSON object (text): keys without leading dashes, words joined by '_'.
 std::string options_to_json(const Options& options);
+// The other way round: options that the text has, also as another version wrote them.
+void options_from_json(Options& options, const std::string& text);

@@ -259,21 +259,19 @@ inline void vendor_block(const Block<float, float>& block) {
     }
 }
 
-// A matmul primitive is made once per thread and kind of block. alpha, then the bias, then the sum with c, in fp32.
+// A matmul primitive is made once per thread and kind of block. alpha, then the sum with c, in fp32.
 struct Bf16Matmul {
-    using Key = std::tuple<i64, i64, i64, i64, bool, i64, bool, i64, bool, bool, bool, float>;
-    dnnl::memory::desc a, b, c, bias;
+    using Key = std::tuple<i64, i64, i64, i64, bool, i64, bool, i64, bool, bool, float>;
+    dnnl::memory::desc a, b, c;
     dnnl::matmul primitive;
-    int bias_position;  // among the post-ops
 
     Bf16Matmul(const Key& key, const dnnl::engine& engine) {
         using dnnl::memory;
-        const auto& [rows, cols, K, lda, a_transposed, ldb, b_transposed, ldc, to_float, has_bias, accumulate, alpha] = key;
+        const auto& [rows, cols, K, lda, a_transposed, ldb, b_transposed, ldc, to_float, accumulate, alpha] = key;
         const auto strides = [](i64 ld, bool transposed) { return transposed ? memory::dims{1, ld} : memory::dims{ld, 1}; };
         a = {{rows, K}, memory::data_type::bf16, strides(lda, a_transposed)};
         b = {{K, cols}, memory::data_type::bf16, strides(ldb, b_transposed)};
         c = {{rows, cols}, to_float ? memory::data_type::f32 : memory::data_type::bf16, strides(ldc, false)};
-        bias = {{1, cols}, memory::data_type::bf16, strides(cols, false)};
         dnnl::post_ops post;
         dnnl::primitive_attr attr;
 #if DNNL_VERSION_MAJOR >= 3
@@ -281,8 +279,6 @@ struct Bf16Matmul {
 #else
         if (alpha != 1.0f) { attr.set_output_scales(0, {alpha}); }  // an operation before the sum with c would take oneDNN's reference loops
 #endif
-        bias_position = post.len();
-        if (has_bias) { post.append_binary(dnnl::algorithm::binary_add, bias); }
         if (accumulate) { post.append_sum(1.0f); }
         attr.set_post_ops(post);
 #if DNNL_VERSION_MAJOR >= 3
@@ -299,19 +295,22 @@ void vendor_block(const Block<bf16, Y>& block) {
     static thread_local dnnl::engine engine(dnnl::engine::kind::cpu, 0);
     static thread_local dnnl::stream stream(engine);
     static thread_local std::map<Bf16Matmul::Key, Bf16Matmul> made;
+    // A bias is what the product is added to: oneDNN 2.6 adds one of its own, to a c with rows apart, in its reference loops.
+    const bool accumulate = block.accumulate || block.bias;
+    for (i64 r = 0; r < block.rows && block.bias; r++) {
+        Y* out = block.c + r * block.ldc;
+        vector_loop(block.cols, [&](i64 j, auto lanes) { store(out + j, load(block.bias + j, lanes) + (block.accumulate ? load(out + j, lanes) : vfloat{}), lanes); });
+    }
     const Bf16Matmul::Key key{block.rows,         block.cols,         block.K,
                               block.a.ld,         block.a.transposed, block.b.ld,
                               block.b.transposed, block.ldc,          dtype_of<Y> == DType::FP32,
-                              (bool)block.bias,   block.accumulate,   block.alpha};
+                              accumulate,         block.alpha};
     if (made.size() > 512) { made.clear(); }  // prompts of many lengths
     auto found = made.find(key);
     if (found == made.end()) { found = made.try_emplace(key, key, engine).first; }
     const Bf16Matmul& mm = found->second;
     const auto memory = [&](const dnnl::memory::desc& desc, const void* data) { return dnnl::memory(desc, engine, (void*)data); };
-    std::unordered_map<int, dnnl::memory> args{
-        {DNNL_ARG_SRC, memory(mm.a, block.a.data)}, {DNNL_ARG_WEIGHTS, memory(mm.b, block.b.data)}, {DNNL_ARG_DST, memory(mm.c, block.c)}};
-    if (block.bias) { args.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(mm.bias_position) | DNNL_ARG_SRC_1, memory(mm.bias, block.bias)); }
-    mm.primitive.execute(stream, args);
+    mm.primitive.execute(stream, {{DNNL_ARG_SRC, memory(mm.a, block.a.data)}, {DNNL_ARG_WEIGHTS, memory(mm.b, block.b.data)}, {DNNL_ARG_DST, memory(mm.c, block.c)}});
     stream.wait();
 }
 

@@ -307,12 +307,12 @@ TEST(Groups, AgreeOrSayWhoDoesNot) {
     EXPECT_EQ(said(-1), std::vector<std::string>(3, wanted));
 }
 
-TEST(Misuse, IsAFifthInFlight) {
+TEST(Misuse, IsOneTooManyInFlight) {
     LocalGroup group(2);
     LocalComm comm(group, 0);
-    float data[5] = {};
-    for (int i = 0; i < 4; i++) { comm.start_all_reduce(&data[i], 1, DType::FP32, Traffic::OTHER); }
-    EXPECT_THROW(comm.start_all_reduce(&data[4], 1, DType::FP32, Traffic::OTHER), Error);
+    float data[Comm::MAX_IN_FLIGHT + 1] = {};
+    for (int i = 0; i < Comm::MAX_IN_FLIGHT; i++) { comm.start_all_reduce(&data[i], 1, DType::FP32, Traffic::OTHER); }
+    EXPECT_THROW(comm.start_all_reduce(&data[Comm::MAX_IN_FLIGHT], 1, DType::FP32, Traffic::OTHER), Error);
 }
 
 TEST(Misuse, IsRanksThatDisagree) {

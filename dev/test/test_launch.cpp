@@ -202,6 +202,10 @@ TEST(Memory, ControlGroupsLimitIt) {
     EXPECT_EQ(cgroup_memory_left(dir.path, "/"), 123);
     write_all("/job/step", {{"memory.max", "400\n"}});
     EXPECT_EQ(cgroup_memory_left(dir.path, "/job/step"), 0);
+    // No limit, as version 1 says it, and a cache that has grown between two reads.
+    std::filesystem::create_directories(dir.path + "/other/alone");
+    write_all("/other/alone", {{"memory.limit_in_bytes", "9223372036854771712\n"}, {"memory.usage_in_bytes", "500000\n"}, {"memory.stat", "total_inactive_file 300000\ntotal_active_file 300000\n"}});
+    EXPECT_EQ(cgroup_memory_left(dir.path + "/other", "/alone"), 9223372036854771712);
     EXPECT_GT(available_memory(), 0);
 }
 

@@ -877,6 +877,25 @@ TEST(Flags, PresetsAndOverrides) {
     for (const Preset& preset : presets()) { EXPECT_EQ(refuse({"--model", preset.name, "--dry-run"}), "") << preset.name; }
 }
 
+// --overlap-batches was a switch once: checkpoints have true and false.
+TEST(Flags, OptionsOfAnotherVersion) {
+    Options o;
+    options_from_json(o, R"({"overlap_batches": true, "tp": 2, "unheard_of": 3})");
+    EXPECT_EQ(o.overlap_batches, 2);
+    EXPECT_EQ(o.tp, 2);
+    options_from_json(o, R"({"overlap_batches": false})");
+    EXPECT_EQ(o.overlap_batches, 1);
+    try {
+        options_from_json(o, R"({"tp": "two"})");
+        ADD_FAILURE() << "a word for a number";
+    } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("\"two\" for --tp"), std::string::npos) << error.what();
+    }
+    Options same;
+    options_from_json(same, options_to_json(o));
+    EXPECT_EQ(options_to_json(same), options_to_json(o));
+}
+
 TEST(Flags, RefusalsNameTheFlag) {
     const std::vector<std::pair<std::vector<std::string>, const char*>> cases = {
         {{"--lr", "abc"}, "--lr"}, {{"--lr", "nan"}, "--lr"}, {{"--lr", "-1"}, "--lr"}, {{"--sync-factor", "1.5"}, "--sync-factor"},
