@@ -10,7 +10,6 @@
 #include <memory>
 
 #include "data/filter.h"
-#include "data/json_text.h"
 #include "llmc/tokenizer.h"
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -273,13 +272,23 @@ struct Document {
 
 // In JSON, \ud83d\ude00 is one character written as two halves; a half alone is none. Writes \ufffd for it. Returns how many.
 inline i64 repair_lone_surrogates(std::string& json) {
-    const auto unit = [&](size_t at) { return utf16_unit(std::string_view(json).substr(std::min(at, json.size()))); };
+    auto unit = [&](size_t at) -> int {  // the value of \uXXXX at `at`, or -1
+        if (at + 6 > json.size() || json[at] != '\\' || json[at + 1] != 'u') { return -1; }
+        int value = 0;
+        for (size_t i = at + 2; i < at + 6; i++) {
+            const char c = json[i];
+            const int digit = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+            if (digit < 0) { return -1; }
+            value = value * 16 + digit;
+        }
+        return value;
+    };
     i64 replaced = 0;
     for (size_t at = json.find('\\'); at != std::string::npos; at = json.find('\\', at)) {
         const int first = unit(at), second = first >= 0 ? unit(at + 6) : -1;
-        if (!is_first_half(first) && !is_second_half(first)) {
+        if (first < 0xD800 || first > 0xDFFF) {
             at += first >= 0 ? 6 : 2;
-        } else if (is_first_half(first) && is_second_half(second)) {
+        } else if (first <= 0xDBFF && second >= 0xDC00 && second <= 0xDFFF) {
             at += 12;
         } else {
             json.replace(at, 6, "\\ufffd");
@@ -292,9 +301,99 @@ inline i64 repair_lone_surrogates(std::string& json) {
 
 // One for each thread: it keeps its memory, and a document's text lies in it.
 struct Parsers {
-    std::vector<char> strings;  // of the document's JSON
-    simdjson::ondemand::parser signals;
+    simdjson::ondemand::parser documents, signals;
     std::string repaired;
+};
+
+// Is a value that nobody asked for JSON? simdjson passes over it with a look at its brackets only. That what looks like a string is UTF-8 and
+// has no control characters, it has seen already.
+class JsonChecker {
+public:
+    explicit JsonChecker(std::string_view text) : at_(text.data()), end_(at_ + text.size()) {}
+
+    // A value of an object, and behind it its end or a comma.
+    bool field_value() { return value(0) && (next() == ',' || next() == '}'); }
+
+private:
+    bool value(int depth) {
+        constexpr int MAX_DEPTH = 1000;  // each takes some of the stack
+        if (depth > MAX_DEPTH) { return false; }
+        switch (next()) {
+            case '{':
+                return list('}', [&] { return next() == '"' && string() && take(':') && value(depth + 1); });
+            case '[':
+                return list(']', [&] { return value(depth + 1); });
+            case '"':
+                return string();
+            case 't':
+                return literal("true");
+            case 'f':
+                return literal("false");
+            case 'n':
+                return literal("null");
+            default:
+                return number();
+        }
+    }
+    char peek() const { return at_ < end_ ? *at_ : '\0'; }
+    char next() {
+        while (peek() == ' ' || peek() == '\t' || peek() == '\r' || peek() == '\n') { at_++; }
+        return peek();
+    }
+    bool take(char c) {
+        const bool found = next() == c;
+        at_ += found;
+        return found;
+    }
+    template <typename Item>
+    bool list(char close, Item item) {
+        at_++;
+        if (take(close)) { return true; }
+        do {
+            if (!item()) { return false; }
+        } while (take(','));
+        return take(close);
+    }
+    bool literal(std::string_view word) {
+        const bool found = std::string_view(at_, end_ - at_).starts_with(word);
+        at_ += found ? word.size() : 0;
+        return found;
+    }
+    bool string() {
+        for (at_++; at_ < end_ && *at_ != '"'; at_++) {
+            if (*at_ != '\\') { continue; }
+            at_++;
+            if (peek() == 'u') {
+                for (int i = 0; i < 4; i++) {
+                    at_++;
+                    if (!isxdigit((unsigned char)peek())) { return false; }
+                }
+            } else if (peek() == '\0' || strchr("\"\\/bfnrt", peek()) == nullptr) {
+                return false;
+            }
+        }
+        return take('"');
+    }
+    bool digits() {
+        const char* first = at_;
+        while (isdigit((unsigned char)peek())) { at_++; }
+        return at_ > first;
+    }
+    bool number() {
+        const auto one_of = [&](std::string_view any) {
+            const bool found = at_ < end_ && any.find(*at_) != std::string_view::npos;
+            at_ += found;
+            return found;
+        };
+        one_of("-");
+        if (!one_of("0") && !digits()) { return false; }
+        if (one_of(".") && !digits()) { return false; }
+        if (!one_of("eE")) { return true; }
+        one_of("+-");
+        return digits();
+    }
+
+    const char *at_, *end_;
 };
 
 constexpr char RAW_CONTENT[] = "raw_content";  // RedPajama-V2's key of the text
@@ -306,43 +405,41 @@ struct Extracted {
     Fields fields;
     bool has_raw_content = false;
 };
-// LINE_PADDING bytes behind the line are there to be read, whatever they are. The text lies in `strings`.
-inline Extracted extract_text(std::string_view line, const std::string& key, const Filter& filter, std::vector<char>& strings) {
-    static_assert(LINE_PADDING >= JsonReader::PADDING);
+// LINE_PADDING bytes behind the line are there to be read, whatever they are.
+inline Extracted extract_text(std::string_view line, const std::string& key, const Filter& filter, simdjson::ondemand::parser& parser) {
+    static_assert(LINE_PADDING >= simdjson::SIMDJSON_PADDING);
     Extracted out = {Problem::bad_json, {}, {}, false};
-    if (!simdjson::validate_utf8(line.data(), line.size())) { return out; }
-    JsonReader json(line, strings);
+    simdjson::ondemand::document doc;
+    simdjson::ondemand::object object;
+    if (parser.iterate(simdjson::padded_string_view(line.data(), line.size(), line.size() + LINE_PADDING)).get(doc)) { return out; }
+    if (doc.get_object().get(object)) { return out; }
     bool found = false, is_string = false;
-    const auto read_field = [&](std::string_view name) {
-        const char first = json.next(), *begin = json.at();
-        std::string_view text;
-        double number = 0;
-        if (first == '"' ? !json.string(text) : !json.value()) { return false; }
-        if (first == '"') {
-            out.fields[std::string(name)] = {{}, std::string(text)};
-        } else if ((first == '-' || isdigit((unsigned char)first)) && std::from_chars(begin, json.at(), number).ec == std::errc()) {
-            out.fields[std::string(name)] = {number, ""};
-        }
-        return true;
+    const auto is_whole = [&](simdjson::ondemand::value value) {
+        return JsonChecker(line.substr(value.raw_json_token().data() - line.data())).field_value();
     };
     // To the end of the object, not only to the key: a line that is cut after it is broken all the same.
-    if (!json.take('{')) { return out; }
-    if (!json.take('}')) {
-        do {
-            std::string_view name;
-            if (!json.string(name) || !json.take(':')) { return out; }
-            if (name == key) {
-                found = true;
-                is_string = json.next() == '"';
-                if (is_string ? !json.string(out.text) : !json.value()) { return out; }
-                continue;
-            }
-            out.has_raw_content = out.has_raw_content || name == RAW_CONTENT;
-            if (filter.wants(name) ? !read_field(name) : !json.value()) { return out; }
-        } while (json.take(','));
-        if (!json.take('}')) { return out; }
+    for (auto field : object) {
+        std::string_view name;
+        if (field.unescaped_key().get(name)) { return out; }
+        simdjson::ondemand::value value = field.value();
+        if (name == key) {
+            found = true;
+            simdjson::ondemand::json_type type;
+            if (value.type().get(type)) { return out; }
+            is_string = type == simdjson::ondemand::json_type::string;
+            const bool whole = is_string ? !value.get_string().get(out.text) : is_whole(value);
+            if (!whole) { return out; }
+            continue;
+        }
+        if (filter.wants(name)) {
+            std::optional<FieldValue> read;
+            if (read_field(value, read)) { return out; }
+            if (read) { out.fields[std::string(name)] = *read; }
+        }
+        out.has_raw_content = out.has_raw_content || name == RAW_CONTENT;
+        if (!is_whole(value)) { return out; }
     }
-    if (!json.at_end()) { return out; }
+    if (doc.current_location().error() != simdjson::OUT_OF_BOUNDS) { return out; }  // something follows the object
     out.problem = !found ? std::optional(Problem::no_text_key) : !is_string ? std::optional(Problem::text_not_string) : std::nullopt;
     return out;
 }
@@ -381,11 +478,13 @@ inline Document parse_document(RawDocument& raw, std::string_view bytes, const R
     }
     Fields fields, signals;
     if (raw.json) {
-        Extracted found = extract_text(bytes, options.text_key, filter, parsers.strings);
-        // Bytes that are not UTF-8 and half characters are searched for where they may be what is wrong: in hardly any document.
-        if (found.problem == Problem::bad_json && repair_json(parsers.repaired.assign(bytes), report)) {
+        Extracted found = extract_text(bytes, options.text_key, filter, parsers.documents);
+        // simdjson refuses bytes that are not UTF-8, and most halves; this version of it lets some halves through. Whole documents, nearly
+        // all, need no search for either.
+        const bool odd = found.problem == Problem::bad_json || !simdjson::validate_utf8(found.text.data(), found.text.size());
+        if (odd && repair_json(parsers.repaired.assign(bytes), report)) {
             parsers.repaired.reserve(parsers.repaired.size() + LINE_PADDING);
-            found = extract_text(parsers.repaired, options.text_key, filter, parsers.strings);
+            found = extract_text(parsers.repaired, options.text_key, filter, parsers.documents);
         }
         doc.text = found.text;
         fields = std::move(found.fields);

@@ -16,7 +16,7 @@ libsentencepiece-dev header sentencepiece_trainer.h       tokenizers
 libxxhash-dev       header xxhash.h                       checksums of checkpoints and shards
 nlohmann-json3-dev  header nlohmann/json.hpp              logs, checkpoint indices, Hugging Face files
 libcli11-dev        header CLI/CLI.hpp                    command lines
-libsimdjson-dev     header simdjson.h                     checks UTF-8, reads quality signals in ./tokenize
+libsimdjson-dev     header simdjson.h                     reads JSON Lines in ./tokenize
 libzstd-dev         header zstd.h                         reads .zst in ./tokenize
 libisal-dev         header isa-l/igzip_lib.h              reads .gz in ./tokenize
 '

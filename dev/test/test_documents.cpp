@@ -170,53 +170,6 @@ TEST_F(Documents, IdsAndTheFilesOfSignals) {
     EXPECT_EQ(signals_path(path("signals"), "a.txt"), "");
 }
 
-// Strings of every length and every kind of escape at every place, some broken: read as a strict parser reads them.
-TEST(Json, StringsAreReadAsAStrictParserReadsThem) {
-    const std::string_view parts[] = {"\\n", "\\\\", "\\\"", "\\/", "\\t", "\\u0041", "\\u00e9", "\\u65E5", "\\ud83d\\ude00", "\xC3\xA9", "\xF0\x9F\x98\x80", "\x7F"};
-    const std::string_view broken[] = {"\\x", "\\", "\n", "\\u12", "\\u12g4", "\\ud83d", "\\ude00\\u0041", "\\\xC3\xA9", "\"", "\x01", "\\ud83d\\n"};
-    std::mt19937 random(1);
-    std::vector<char> room;
-    i64 taken = 0, refused = 0;
-    for (int i = 0; i < 60000; i++) {
-        std::string line = "\"";
-        for (int n = random() % 12; n > 0; n--) {
-            if (random() % 2) { line += std::string(random() % 70, 'a' + n); }
-            for (int m = random() % 4; m > 0; m--) { line += parts[random() % std::size(parts)]; }
-            if (random() % 40 == 0) { line += broken[random() % std::size(broken)]; }
-        }
-        line += i % 50 ? "\"" : "";
-        nlohmann::json json;
-        try {
-            json = nlohmann::json::parse(line);
-        } catch (const nlohmann::json::parse_error&) {}
-        std::string behind = line + std::string(JsonReader::PADDING, "\"\\ x"[random() % 4]);
-        JsonReader reader(std::string_view(behind).substr(0, line.size()), room);
-        std::string_view text;
-        const bool whole = reader.string(text) && reader.at_end();
-        ASSERT_EQ(whole, json.is_string()) << line;
-        if (whole) { ASSERT_EQ(text, json.get<std::string>()) << line; }
-        (whole ? taken : refused)++;
-    }
-    EXPECT_GT(taken, 5000);
-    EXPECT_GT(refused, 5000);
-}
-
-// The oracle is std::find_if.
-TEST(Json, PlainCharactersAreCopiedUpToWhatIsNone) {
-    std::mt19937 random(1);
-    for (int i = 0; i < 100'000; i++) {
-        std::string bytes(8 + random() % 40, '\0'), out(64, '?');
-        for (char& c : bytes) { c = random() % 16 ? "az \x7F\x80\xFF!#[]"[random() % 10] : (char)random(); }
-        const char* const end = bytes.data() + bytes.size() - 8;
-        const char* const wanted =
-            std::find_if((const char*)bytes.data(), end, [](char c) { return c == '"' || c == '\\' || (unsigned char)c < ' '; });
-        const auto [at, copied] = copy_words(bytes.data(), end, out.data());
-        ASSERT_TRUE(at == wanted || (at >= end && wanted == end)) << bytes;
-        ASSERT_EQ(copied - out.data(), at - bytes.data());
-        ASSERT_TRUE(std::equal((const char*)bytes.data(), wanted, out.data()));
-    }
-}
-
 // Lines with a few characters changed: taken where a strict parser takes them, whatever field the change is in, and refused elsewhere.
 TEST_F(Documents, LinesAreTakenAsAStrictParserTakesThem) {
     const std::string lines[] = {
