@@ -45,20 +45,26 @@ void read_all(const PipelineOptions& options, const Tokenizer* tokenizer, Functi
     while (const Work* work = pipeline.next()) { use(*work); }
 }
 
-// As the pipeline shares out the work: some documents at a time.
+// As the pipeline shares out the work: some documents at a time, whose ids lie together until somebody has taken them.
 void tokenize_all(const std::vector<std::string>& texts, const Tokenizer& tokenizer, int threads) {
-    constexpr size_t BATCH_BYTES = 256 << 10;
+    constexpr size_t BATCH_BYTES = 512 << 10, BATCHES = 16;
+    struct alignas(64) Ids {
+        std::vector<int32_t> ids;  // of a batch
+    };
+    static std::vector<Ids> kept(BATCHES);
     std::mutex mutex;
-    size_t next = 0;
+    size_t next = 0, batches = 0;
     const auto work = [&] {
         while (true) {
             std::unique_lock lock(mutex);
             size_t at = next, bytes = 0;
+            std::vector<int32_t>& ids = kept[batches++ % BATCHES].ids;
             while (next < texts.size() && bytes < BATCH_BYTES) { bytes += texts[next++].size(); }
             const size_t end = next;
             lock.unlock();
             if (at == end) { return; }
-            for (; at < end; at++) { tokenizer.encode(texts[at]); }
+            ids.clear();
+            for (; at < end; at++) { tokenizer.encode(texts[at], ids); }
         }
     };
     std::vector<std::future<void>> running;
