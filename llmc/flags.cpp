@@ -330,16 +330,11 @@ bool parse_options(int argc, char** argv, bool speaks, Options& o) {
 }
 
 void options_from_json(Options& options, const std::string& text) {
-    const json j = json::parse(text);
+    json j = json::parse(text);
+    if (const auto it = j.find("overlap_batches"); it != j.end() && it->is_boolean()) { *it = it->get<bool>() ? 2 : 1; }  // it was a switch
     visit_flags(options, [&](const char*, const char* flag, auto& field, const char*) {
         const auto it = j.find(key_of(flag));
         if (it == j.end() || it->is_null()) { return; }
-        if constexpr (std::is_same_v<decltype(field), i64&>) {
-            if (it->is_boolean()) {  // --overlap-batches was a switch
-                field = it->get<bool>() ? 2 : 1;
-                return;
-            }
-        }
         try {
             it->get_to(field);
         } catch (const json::exception&) {

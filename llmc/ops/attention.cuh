@@ -6,7 +6,7 @@
 //   dq_i = sum_j ds_ij k_j / sqrt(HS)      dk_j = sum_i ds_ij q_i / sqrt(HS)      sums over i include the group's query heads
 //
 // On the CPU a tile is held transposed, (keys, queries): the lanes of a vector are queries. Keys and values are then only
-// ever broadcast, from memory as it is; the softmax needs no sum across lanes; any HS works; only queries are transposed.
+// ever broadcast, as they lie in memory or two rows to a word; the softmax needs no sum across lanes; any HS works; only queries are transposed.
 #pragma once
 
 #include "common.cuh"
@@ -64,9 +64,11 @@ inline void stack_rows(bf16x2* to, i64 ld, const bf16* from, i64 ld_from, i64 ro
 }
 
 // The same with ld = cols, in place where nothing has to be done; else in scratch, which has room for a vector more.
-inline const float* stacked(const float* from, i64, i64, float*) { return from; }
-template <typename E>
-const E* stacked(const bf16* from, i64 rows, i64 cols, E* scratch) {
+template <typename X>
+const float* stacked(const X* from, i64 rows, i64 cols, float* scratch) {
+    return rows_of(from, rows * cols, scratch);
+}
+inline const bf16x2* stacked(const bf16* from, i64 rows, i64 cols, bf16x2* scratch) {
     stack_rows(scratch, cols, from, cols, rows, cols);
     return scratch;
 }

@@ -38,13 +38,21 @@ void parallel_heads(i64 B, i64 S, i64 heads, i64 HS, Run& run, const Body& body)
     });
 }
 
+// Where head h of sequence b begins in q (B,NH,S,HS), or in k or v (B,KVH,S_kv,HS) at position `first`.
+template <typename X>
+X* head_rows(X* q, X* k, X* v, i64 b, i64 h, i64 S, i64 S_kv, i64 first, i64 NH, i64 KVH, i64 HS) {
+    if (h < NH) { return q + (b * NH + h) * S * HS; }
+    const i64 kv_head = (h - NH) % KVH;
+    return (h < NH + KVH ? k : v) + ((b * KVH + kv_head) * S_kv + first) * HS;
+}
+
 template <typename X>
 void rope_split_forward(X* q, X* k, X* v, const X* qkv, const float* cos, const float* sin, const int* pos0, i64 S_kv, i64 B, i64 S, i64 NH,
                         i64 KVH, i64 HS, Run& run) {
     check(!cos || HS % 2 == 0, "rotary positions need an even head size, not %lld", (long long)HS);
     const i64 heads = NH + 2 * KVH, first = pos0 ? *pos0 : 0;
     parallel_heads(B, S, heads, HS, run, [&](i64 b, i64 h, Range rows) {
-        X* to = h < NH ? q + (b * NH + h) * S * HS : (h < NH + KVH ? k + (b * KVH + h - NH) * S_kv * HS : v + (b * KVH + h - NH - KVH) * S_kv * HS) + first * HS;
+        X* to = head_rows(q, k, v, b, h, S, S_kv, first, NH, KVH, HS);
         const bool rotated = cos && h < NH + KVH;
         for (i64 s = rows.begin; s < rows.end; s++) {
             const i64 angles = (first + s) * (HS / 2);
@@ -58,7 +66,7 @@ void rope_split_backward(X* dqkv, const X* dq, const X* dk, const X* dv, const f
                          i64 HS, Run& run) {
     const i64 heads = NH + 2 * KVH;
     parallel_heads(B, S, heads, HS, run, [&](i64 b, i64 h, Range rows) {
-        const X* from = h < NH ? dq + (b * NH + h) * S * HS : (h < NH + KVH ? dk + (b * KVH + h - NH) * S * HS : dv + (b * KVH + h - NH - KVH) * S * HS);
+        const X* from = head_rows(dq, dk, dv, b, h, S, S, 0, NH, KVH, HS);
         const bool rotated = cos && h < NH + KVH;
         for (i64 s = rows.begin; s < rows.end; s++) {
             const i64 angles = s * (HS / 2);
