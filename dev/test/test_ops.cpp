@@ -1,6 +1,7 @@
 // The ops but attention and the classifier (test_attention.cpp), and the vectors they are made of.
 #include <numeric>
 
+#include "llmc/amx.h"
 #include "llmc/gemm.h"
 #include "llmc/simd.h"
 #include "ops_testing.h"
@@ -65,6 +66,29 @@ TEST(Simd, ProductsOfPairsAreThoseOfTheirNumbers) {
             for (i64 k = 0; k < 2 * depth; k++) { want[i] += (double)(float)a[i / cols * 2 * depth + k] * (float)b[k * cols + i % cols]; }
         }
         expect_close(c, want, 1e-6 * (double)depth, "c");
+    }
+}
+// Against the sums in double: every mix of pairs of tiles and single ones, rows apart, into what stands there and not; what lies beside c stays.
+TEST(Simd, ProductsOfTilesAreThoseOfTheirNumbers) {
+    if (!amx::available()) { GTEST_SKIP() << "no AMX"; }
+    for (auto [rows, cols, depth] : Vec<std::tuple<i64, i64, i64>>{{16, 16, 32}, {32, 48, 64}, {48, 32, 96}, {80, 80, 32}, {16, 64, 0}}) {
+        const i64 lda = depth + 6, ldb = cols + 3, ldc = cols + 1;
+        const auto a = random_values<bf16>(rows * lda, 1), b = random_values<bf16>(depth * ldb, 2);  // b: words of an even and an odd row
+        for (const bool accumulate : {false, true}) {
+            Vec<float> c(rows * ldc, 3.0f);
+            {
+                amx::Tiles tiles;
+                amx::block_product(c.data(), ldc, a.data(), lda, (const bf16x2*)b.data(), ldb, rows, cols, depth, accumulate);
+            }
+            Doubles want(c.size(), 3.0);
+            for (i64 i = 0; i < rows; i++) {
+                for (i64 j = 0; j < cols; j++) {
+                    double& sum = want[i * ldc + j] = accumulate ? 3.0 : 0.0;
+                    for (i64 k = 0; k < depth; k++) { sum += (double)(float)a[i * lda + k] * (float)b[(k / 2 * ldb + j) * 2 + k % 2]; }
+                }
+            }
+            expect_close(c, want, 1e-7 * (double)(depth + 1), "c");
+        }
     }
 }
 // To nearest, ties to even, as bf16(float); NaN stays NaN.
