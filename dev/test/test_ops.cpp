@@ -28,6 +28,16 @@ TEST(Simd, ExpIsWithinTwoUlp) {
     memcpy(&nan, &payload, 4);
     EXPECT_TRUE(std::isnan(exp_of(nan)));
 }
+TEST(Simd, Exp2IsWithinThreeRoundings) {
+    const auto exp2_of = [](float x) { return exp2(splat(x))[0]; };
+    for (double x = -126.0; x < 127.0; x += 0.00371) {
+        const double want = std::exp2((double)(float)x);
+        ASSERT_TRUE(std::fabs(exp2_of((float)x) - want) <= 2e-7 * want) << x;
+    }
+    EXPECT_EQ(exp2_of(0.0f), 1.0f);
+    for (const float x : {-INFINITY, -1e30f, -5e6f, -126.1f}) { EXPECT_EQ(exp2_of(x), 0.0f); }
+    EXPECT_TRUE(std::isnan(exp2_of(NAN)));
+}
 TEST(Simd, Bf16VectorsRoundAsTheScalarDoes) {
     for (uint32_t i = 0; i < 2000000; i++) {
         uint32_t bits = i * 2654435761u;

@@ -12,6 +12,8 @@
 #include "common.cuh"
 
 #ifndef LLMC_KERNELS
+#include "../attention_amx.h"
+
 namespace cpu {
 
 constexpr i64 QUERY_BLOCK = 64, KEY_BLOCK = 64;
@@ -176,20 +178,24 @@ void attend_one(X* o, float* lse, const X* q, const X* k, const X* v, i64 keys, 
 template <typename X>
 void attention_forward(X* att, float* lse, const X* q, const X* k, const X* v, const int* pos0, i64 S_kv, i64 B, i64 S, i64 NH, i64 KVH,
                        i64 HS, Run& run) {
-    const i64 blocks = ceil_div(S, QUERY_BLOCK), group = div_exact(NH, KVH, "query heads over key-value heads"), first = pos0 ? *pos0 : 0;
+    const bool tiles = std::is_same_v<X, bf16> && amx::available();
+    const i64 block = tiles ? tiled::FORWARD_QUERIES : QUERY_BLOCK, blocks = ceil_div(S, block);
+    const i64 group = div_exact(NH, KVH, "query heads over key-value heads"), first = pos0 ? *pos0 : 0;
     run.parallel(B * NH * blocks, [&](i64 item) {
         const i64 bh = item / blocks, b = bh / NH, h = bh % NH;     // a head's blocks in a row: its keys and values stay in L2
-        const i64 q0 = (blocks - 1 - item % blocks) * QUERY_BLOCK;  // the longest first: the last items are short
+        const i64 q0 = (blocks - 1 - item % blocks) * block;  // the longest first: the last items are short
         const i64 kv = (b * KVH + h / group) * S_kv * HS;
         X* o = att + ((b * S + q0) * NH + h) * HS;
         const X* from = q + (bh * S + q0) * HS;
         if (S == 1) {
-            attend_one(o, lse + bh, from, k + kv, v + kv, first + 1, HS);
-        } else {
-            with_operands<X>(HS, [&](auto operand) {
-                attend_block<decltype(operand)>(o, NH * HS, lse + bh * S + q0, from, k + kv, v + kv, first + q0, std::min(QUERY_BLOCK, S - q0), HS);
-            });
+            return attend_one(o, lse + bh, from, k + kv, v + kv, first + 1, HS);
         }
+        if constexpr (AMX && std::is_same_v<X, bf16>) {
+            if (tiles) { return tiled::attend_block(o, NH * HS, lse + bh * S + q0, from, k + kv, v + kv, first + q0, std::min(block, S - q0), HS); }
+        }
+        with_operands<X>(HS, [&](auto operand) {
+            attend_block<decltype(operand)>(o, NH * HS, lse + bh * S + q0, from, k + kv, v + kv, first + q0, std::min(block, S - q0), HS);
+        });
     });
 }
 
@@ -305,6 +311,12 @@ void attention_backward(X* dq, X* dk, X* dv, const X* datt, const X* att, const 
     run.parallel(B * KVH * parts, [&](i64 item) {
         const i64 bk = item / parts, part = item % parts, b = bk / KVH, first = bk % KVH * group;  // the group's first query head
         const i64 kv = bk * S * HS, head = (b * NH + first) * S, row = (b * S * NH + first) * HS;
+        if constexpr (AMX && std::is_same_v<X, bf16>) {
+            if (amx::available()) {
+                return tiled::attend_backward_head(dq + head * HS, partials ? partials + part * size + head * HS : nullptr, dk + kv, dv + kv, datt + row, att + row, NH * HS,
+                                                   lse + head, q + head * HS, k + kv, v + kv, S, group, HS, part, parts);
+            }
+        }
         with_operands<X>(HS, [&](auto operand) {
             attend_backward_head<decltype(operand)>(dq + head * HS, partials ? partials + part * size + head * HS : nullptr, dk + kv, dv + kv, datt + row, att + row, NH * HS,
                                                     lse + head, q + head * HS, k + kv, v + kv, S, group, HS, part, parts);
