@@ -179,7 +179,7 @@ struct Activations {
     float *stats, *all_stats, *losses, *lse;  // (chunk, 3), (T, chunk, 3), (N), (chunk)
     float* row_logits;                      // (T, Vmax): one row of every shard, so the whole vocabulary in order
     int *tokens, *targets;                  // (N)
-    X *dx, *dn, *datt, *dq, *dk, *dv, *dup, *dh;
+    X *dx, *dn, *datt, *dq, *dk, *dv, *dh;
     float* dx32;                            // (N, C) the residual's gradient at the block entry, summed in fp32
 
     Activations(const RankShape& r, const TensorParallel& tp, i64 B, i64 S, i64 S_kv, Keep keep) : max_S(S), S_kv(S_kv), keep(keep), layers(r.L) {
@@ -211,7 +211,7 @@ struct Activations {
         scratch.add(&tokens, N), scratch.add(&targets, N);
         scratch.add(&row_logits, training ? 0 : tp.comm.size * r.Vmax);
         if (training) {
-            scratch.add(&dx, N * r.C), scratch.add(&dn, N * r.C), scratch.add(&datt, N * r.Ar), scratch.add(&dup, N * r.Ur), scratch.add(&dh, N * r.Fr);
+            scratch.add(&dx, N * r.C), scratch.add(&dn, N * r.C), scratch.add(&datt, N * r.Ar), scratch.add(&dh, N * r.Fr);
             scratch.add(&dq, N * r.Ar), scratch.add(&dk, N * r.KVHr * r.HS), scratch.add(&dv, N * r.KVHr * r.HS);
             scratch.add(&dx32, dtype_of<X> == DType::FP32 ? 0 : N * r.C);
         }
@@ -407,13 +407,14 @@ Pass Model<X>::backward(Activations<X>& s, i64 B, i64 S, GradMode mode, std::fun
         row_parallel_backward_private(s.dh, d.down, s.dx, s.row, a.h, p.down, mode, N, r.Fr, tp, run);
         co_yield ticket;
         row_parallel_backward_shared(s.dh, d.down, s.dx, s.row, a.h, p.down, mode, N, r.Fr, tp, run);
-        if (config.is_llama()) { swiglu_backward(s.dup, s.dh, a.up, N, r.Fr, run); }
-        else { gelu_backward(s.dup, s.dh, a.up, N, r.Fr, run); }
-        matmul_dgrad(s.dn, s.dup, r.Ur, p.up, N, C, r.Ur, 1.0f, false, run);
+        X* const dup = a.up;                                           // in place: nobody reads up again
+        if (config.is_llama()) { swiglu_backward(dup, s.dh, a.up, N, r.Fr, run); }
+        else { gelu_backward(dup, s.dh, a.up, N, r.Fr, run); }
+        matmul_dgrad(s.dn, dup, r.Ur, p.up, N, C, r.Ur, 1.0f, false, run);
         norm_backward(s.dx, true, send.shared, send.ld_shared, send.wire, Ck, d.norm2, d.norm2_bias, s.dn, a.x_mid, a.mean2, a.rstd2, p.norm2, r.norm, mode, N, C, run);
         // attention
         ticket = start_partial_reduce(send, N, tp);                                                           // <=> partial channel reduce 4
-        matmul_wgrad(d.up, d.up_bias, s.dup, r.Ur, a.n2, N, C, r.Ur, 1.0f, mode, run);
+        matmul_wgrad(d.up, d.up_bias, dup, r.Ur, a.n2, N, C, r.Ur, 1.0f, mode, run);
         if (d.attn_out_bias) { bias_backward(d.attn_out_bias, s.dx, N, C, mode, run); }
         recompute_attention(s, l, B, S);
         row_parallel_backward_private(s.datt, d.attn_out, s.dx, s.row, a.att, p.attn_out, mode, N, r.Ar, tp, run);

@@ -11,7 +11,7 @@ namespace cpu::tiled {
 
 constexpr i64 LANES = 32, KEYS = 64, FORWARD_QUERIES = 256, BACKWARD_QUERIES = 128;
 constexpr int V = LANES / VL;  // vectors of a row of scores
-constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
+constexpr float LN_2 = 0.693147181f;
 
 // Channels of a head: as a product's depth, and as its rows or columns.
 struct Width {

@@ -164,6 +164,7 @@ AttentionBy attention_by(DType dtype, i64 B, i64 S, i64 NH);
 // h (N,F) = silu(gate) * up, gate_up (N, 2F) = [gate | up].
 template <typename X>
 void swiglu_forward(X* h, const X* gate_up, i64 N, i64 F, Run& run);
+// Backward, both: the gradient may take the place of its input.
 template <typename X>
 void swiglu_backward(X* dgate_up, const X* dh, const X* gate_up, i64 N, i64 F, Run& run);
 // h (N,F) = gelu(u), the tanh form (GPT-2's).

@@ -81,6 +81,9 @@ ALWAYS_INLINE vhalf to_16_bits(vuint u) { return __builtin_convertvector(u, vhal
 #endif
 ALWAYS_INLINE vfloat widen(vhalf h) { return (vfloat)(to_32_bits(h) << 16); }
 ALWAYS_INLINE vhalf narrow_to_nearest(vfloat v) {  // as bf16(float)
+#ifdef __AVX512BF16__  // the instruction takes subnormals for zeros
+    if (__builtin_expect(_mm512_fpclass_ps_mask((__m512)v, 0x20) == 0, 1)) { return (vhalf)_mm512_cvtneps_pbh((__m512)v); }
+#endif
     const vuint u = (vuint)v;
     const vuint rounded = (u + 0x7FFF + ((u >> 16) & 1)) >> 16;
     return to_16_bits(v != v ? (u >> 16) | 0x40 : rounded);
@@ -123,6 +126,13 @@ ALWAYS_INLINE void store(X* p, vfloat v, Part lanes) {
 // v with the lanes a Part does not have replaced: what a maximum or a sum must not see.
 ALWAYS_INLINE vfloat pad(vfloat v, float, Full) { return v; }
 ALWAYS_INLINE vfloat pad(vfloat v, float with, Part lanes) { return lane_numbers() < lanes.count ? v : splat(with); }
+
+// p, whose memory comes from afar; what lies `elements` further on is fetched meanwhile. The processor's own prefetcher stops at each page's end.
+template <typename X>
+ALWAYS_INLINE X* ahead(X* p, i64 elements = 4096 / sizeof(X)) {
+    __builtin_prefetch(p + elements, !std::is_const_v<X>);
+    return p;
+}
 
 // What remains of v after a store to X and a load.
 template <typename X>
@@ -242,6 +252,7 @@ ALWAYS_INLINE vfloat exp(vfloat x) {
     const vfloat low = x < -87.3365448f ? vfloat{} : y;
     return x <= 88.7228394f ? low : x + splat(INFINITY);
 }
+constexpr float LOG2_E = 1.44269504f;
 // 2^x for x < 127, in two thirds of the instructions: for a softmax. Relative error below 2e-7; results that would be subnormal are 0, -inf gives 0, NaN stays NaN.
 ALWAYS_INLINE vfloat exp2(vfloat x) {
     constexpr float ROUND = 12582912.0f;

@@ -400,11 +400,11 @@ TYPED_TEST(Ops, Mlp) {
         const i64 N = N_, F = F_;
         const auto gate_up = random_values<X>(N * 2 * F, 1, 6.0), dh = random_values<X>(N * F, 2);
         auto [h, dgate_up, h_gelu, du] = for_any_threads([&](Run& run) {
-            Vec<X> h(N * F), dgate_up(N * 2 * F), h_gelu(N * F), du(N * F);
+            Vec<X> h(N * F), dgate_up = gate_up, h_gelu(N * F), du(gate_up.begin(), gate_up.begin() + N * F);  // in place
             swiglu_forward(h.data(), gate_up.data(), N, F, run);
-            swiglu_backward(dgate_up.data(), dh.data(), gate_up.data(), N, F, run);
+            swiglu_backward(dgate_up.data(), dh.data(), dgate_up.data(), N, F, run);
             gelu_forward(h_gelu.data(), gate_up.data(), N, F, run);
-            gelu_backward(du.data(), dh.data(), gate_up.data(), N, F, run);
+            gelu_backward(du.data(), dh.data(), du.data(), N, F, run);
             return std::tuple(h, dgate_up, h_gelu, du);
         });
         const Doubles in = doubles(gate_up), u(in.begin(), in.begin() + N * F), grad = doubles(dh);

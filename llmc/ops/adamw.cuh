@@ -18,9 +18,9 @@ void adamw_update(X* param, float* master, float* m, float* v, Gradient gradient
         parallel_pieces(count, 32768, run, [&](i64 begin, i64 n) {
             vector_loop(n, [&](i64 j, auto lanes) {
                 const i64 i = begin + j;
-                const vfloat g = hyper.grad_scale * load(grad + i, lanes), old = load(master + i, lanes);
-                const vfloat m_new = hyper.beta1 * load(m + i, lanes) + rest1 * g;
-                const vfloat v_new = hyper.beta2 * load(v + i, lanes) + rest2 * (g * g);
+                const vfloat g = hyper.grad_scale * load(ahead(grad + i), lanes), old = load(ahead(master + i), lanes);
+                const vfloat m_new = hyper.beta1 * load(ahead(m + i), lanes) + rest1 * g;
+                const vfloat v_new = hyper.beta2 * load(ahead(v + i), lanes) + rest2 * (g * g);
                 const vfloat step = (m_new * scale1) / (sqrt(v_new * scale2) + hyper.eps) + hyper.weight_decay * old;
                 const vfloat value = old - hyper.lr * step;
                 store(m + i, m_new, lanes);
@@ -28,7 +28,7 @@ void adamw_update(X* param, float* master, float* m, float* v, Gradient gradient
                 store(master + i, value, lanes);
                 if ((void*)param == (void*)master) { return; }
                 const vuint index = (vuint)lane_numbers() + (uint32_t)(hyper.first + i);
-                store(param + i, hyper.rounding.stochastic ? (vfloat)hyper.rounding.dithered((vuint)value, index) : value, lanes);
+                store(ahead(param + i), hyper.rounding.stochastic ? (vfloat)hyper.rounding.dithered((vuint)value, index) : value, lanes);
             });
         });
     });

@@ -32,7 +32,7 @@ std::vector<double> sums_of_squares(const std::vector<GradientPiece>& pieces, Ru
         piece.begin.visit<bf16>([&](const auto* data) {
             parallel_pieces(piece.count, grain, run, [&](i64 begin, i64 n) {
                 vdouble sum{};
-                vector_loop(n, [&](i64 i, auto lanes) { add_squares(sum, load(data + begin + i, lanes)); });
+                vector_loop(n, [&](i64 i, auto lanes) { add_squares(sum, load(ahead(data + begin + i), lanes)); });
                 parts[begin / grain] = sum_in_order(sum);
             });
         });

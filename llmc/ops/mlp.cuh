@@ -19,8 +19,8 @@ void swiglu_forward(X* h, const X* gate_up, i64 N, i64 F, Run& run) {
     parallel_rows(N, F, run, [&](i64 n) {
         const X *gate = gate_up + n * 2 * F, *up = gate + F;
         vector_loop(F, [&](i64 i, auto lanes) {
-            const vfloat g = load(gate + i, lanes);
-            store(h + n * F + i, g * sigmoid(g) * load(up + i, lanes), lanes);
+            const vfloat g = load(ahead(gate + i, 2 * F), lanes);
+            store(ahead(h + n * F + i, F), g * sigmoid(g) * load(ahead(up + i, 2 * F), lanes), lanes);
         });
     });
 }
@@ -31,7 +31,7 @@ void swiglu_backward(X* dgate_up, const X* dh, const X* gate_up, i64 N, i64 F, R
         const X *gate = gate_up + n * 2 * F, *up = gate + F;
         X *dgate = dgate_up + n * 2 * F, *dup = dgate + F;
         vector_loop(F, [&](i64 i, auto lanes) {
-            const vfloat g = load(gate + i, lanes), u = load(up + i, lanes), d = load(dh + n * F + i, lanes), s = sigmoid(g);
+            const vfloat g = load(ahead(gate + i, 2 * F), lanes), u = load(ahead(up + i, 2 * F), lanes), d = load(ahead(dh + n * F + i, F), lanes), s = sigmoid(g);
             store(dgate + i, d * u * s * (1.0f + g * (1.0f - s)), lanes);
             store(dup + i, d * g * s, lanes);
         });
@@ -88,7 +88,7 @@ void swiglu_forward(X* h, const X* gate_up, i64 N, i64 F, Run& run) {
 
 template <typename X, int W>
 __global__ void __launch_bounds__(THREADS)
-    swiglu_backward_kernel(X* __restrict__ dgate_up, const X* __restrict__ dh, const X* __restrict__ gate_up, i64 F) {
+    swiglu_backward_kernel(X* dgate_up, const X* __restrict__ dh, const X* gate_up, i64 F) {
     const X *gate = gate_up + blockIdx.x * 2 * F, *up = gate + F;
     X *dgate = dgate_up + blockIdx.x * 2 * F, *dup = dgate + F;
     for (i64 i = threadIdx.x * W; i < F; i += blockDim.x * W) {
@@ -128,7 +128,7 @@ void gelu_forward(X* h, const X* u, i64 N, i64 F, Run& run) {
 
 template <typename X, int W>
 __global__ void __launch_bounds__(THREADS)
-    gelu_backward_kernel(X* __restrict__ du, const X* __restrict__ dh, const X* __restrict__ u, i64 count) {
+    gelu_backward_kernel(X* du, const X* __restrict__ dh, const X* u, i64 count) {
     flat_loop<W>(count, [&](i64 i, auto width) {
         Floats<width> d = load<width>(dh + i);
         const Floats<width> in = load<width>(u + i);

@@ -36,11 +36,11 @@ void residual_norm_forward(X* x, X* n, float* mean, float* rstd, const X* x_in, 
         const auto add = [&](const auto* from, Range channels) {
             const i64 begin = channels.begin;
             vector_loop(channels.size(), [&](i64 i, auto lanes) {
-                vfloat value = load(x_in + r * C + begin + i, lanes);
-                if (from) { value += load(from + i, lanes); }
+                vfloat value = load(ahead(x_in + r * C + begin + i), lanes);
+                if (from) { value += load(ahead(from + i), lanes); }
                 if (out_bias) { value += load(out_bias + begin + i, lanes); }
                 store(row + begin + i, rounded<X>(value), lanes);
-                if (x) { store(x + r * C + begin + i, value, lanes); }
+                if (x) { store(ahead(x + r * C + begin + i), value, lanes); }
             });
         };
         if (out) {
@@ -90,7 +90,7 @@ void norm_backward(X* dx, bool residual, void* shared_out, i64 ld_shared, DType 
             const float m = kind.rms ? 0.0f : mean[r];
             vfloat sum_g{}, sum_gx{};
             vector_loop(C, [&](i64 i, auto lanes) {
-                const vfloat d = load(dn_row + i, lanes), xh = (load(x_row + i, lanes) - m) * rstd[r], g = d * load(weight + i, lanes);
+                const vfloat d = load(ahead(dn_row + i), lanes), xh = (load(ahead(x_row + i), lanes) - m) * rstd[r], g = d * load(weight + i, lanes);
                 sum_g += g;  // lanes past the end: d is 0
                 sum_gx += g * xh;
                 store(dw + i, load(dw + i, lanes) + d * xh, lanes);
@@ -100,7 +100,7 @@ void norm_backward(X* dx, bool residual, void* shared_out, i64 ld_shared, DType 
             vector_loop(C, [&](i64 i, auto lanes) {
                 const vfloat xh = (load(x_row + i, lanes) - m) * rstd[r], g = load(dn_row + i, lanes) * load(weight + i, lanes);
                 vfloat value = rstd[r] * (g - mean_g - xh * mean_gx);
-                if (residual) { value += load(dx_row + i, lanes); }
+                if (residual) { value += load(ahead(dx_row + i), lanes); }
                 store(dx_row + i, value, lanes);
             });
             if (shared_out && Ck > 0) {

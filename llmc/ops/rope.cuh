@@ -12,29 +12,36 @@
 #ifndef LLMC_KERNELS
 namespace cpu {
 
-// One head of one row; cos null: a copy. sign is +1 forward, -1 backward.
+// Some rows of one head, its rows ld_to and ld_from apart; cos (rows, HS/2) null: a copy. sign is +1 forward, -1 backward.
 template <typename X>
-ALWAYS_INLINE void rotate_head(X* to, const X* from, const float* cos, const float* sin, float sign, i64 HS) {
-    if (!cos) {
-        std::copy(from, from + HS, to);
-        return;
-    }
+ALWAYS_INLINE void rotate_rows(X* to, i64 ld_to, const X* from, i64 ld_from, const float* cos, const float* sin, float sign, i64 rows, i64 HS) {
     const i64 half = HS / 2;
-    vector_loop(half, [&](i64 i, auto lanes) {
-        const vfloat a = load(from + i, lanes), b = load(from + half + i, lanes), c = load(cos + i, lanes), s = sign * load(sin + i, lanes);
-        store(to + i, a * c - b * s, lanes);
-        store(to + half + i, b * c + a * s, lanes);
-    });
+    for (i64 row = 0; row < rows; row++, to += ld_to, from += ld_from) {
+        ahead(to, rows * ld_to), ahead(to + HS / 2, rows * ld_to);
+        ahead(from, rows * ld_from), ahead(from + HS / 2, rows * ld_from);
+        if (!cos) {
+            std::copy(from, from + HS, to);
+            continue;
+        }
+        vector_loop(half, [&](i64 i, auto lanes) {
+            const vfloat a = load(from + i, lanes), b = load(from + half + i, lanes);
+            const vfloat c = load(cos + row * half + i, lanes), s = sign * load(sin + row * half + i, lanes);
+            store(to + i, a * c - b * s, lanes);
+            store(to + half + i, b * c + a * s, lanes);
+        });
+    }
 }
 
-// body(b, h, rows) for every sequence and head, h counting q's, k's and v's heads, some rows at a time. Not a row at a time: its heads lie a multiple
-// of S apart, as a rule in one set of the cache.
+// body(b, h, rows) for every sequence and head, h counting q's, k's and v's heads, some rows at a time, eight times in a row. Not a row at a time: its
+// heads lie a multiple of S apart, as a rule in one set of the cache.
 template <typename Body>
 void parallel_heads(i64 B, i64 S, i64 heads, i64 HS, Run& run, const Body& body) {
-    const i64 rows = std::max<i64>(16384 / (heads * HS), 1), pieces = ceil_div(S, rows);
+    const i64 rows = std::max<i64>(16384 / (heads * HS), 1), item_rows = 8 * rows, pieces = ceil_div(S, item_rows);
     run.parallel(B * pieces, [&](i64 item) {
-        const i64 b = item / pieces, begin = item % pieces * rows, end = std::min(S, begin + rows);
-        for (i64 h = 0; h < heads; h++) { body(b, h, Range{begin, end}); }
+        const i64 b = item / pieces, end = std::min(S, (item % pieces + 1) * item_rows);
+        for (i64 begin = item % pieces * item_rows; begin < end; begin += rows) {
+            for (i64 h = 0; h < heads; h++) { body(b, h, Range{begin, std::min(end, begin + rows)}); }
+        }
     });
 }
 
@@ -54,10 +61,9 @@ void rope_split_forward(X* q, X* k, X* v, const X* qkv, const float* cos, const 
     parallel_heads(B, S, heads, HS, run, [&](i64 b, i64 h, Range rows) {
         X* to = head_rows(q, k, v, b, h, S, S_kv, first, NH, KVH, HS);
         const bool rotated = cos && h < NH + KVH;
-        for (i64 s = rows.begin; s < rows.end; s++) {
-            const i64 angles = (first + s) * (HS / 2);
-            rotate_head(to + s * HS, qkv + ((b * S + s) * heads + h) * HS, rotated ? cos + angles : nullptr, rotated ? sin + angles : nullptr, 1.0f, HS);
-        }
+        const i64 angles = (first + rows.begin) * (HS / 2);
+        rotate_rows(to + rows.begin * HS, HS, qkv + ((b * S + rows.begin) * heads + h) * HS, heads * HS, rotated ? cos + angles : nullptr, rotated ? sin + angles : nullptr,
+                    1.0f, rows.size(), HS);
     });
 }
 
@@ -68,10 +74,9 @@ void rope_split_backward(X* dqkv, const X* dq, const X* dk, const X* dv, const f
     parallel_heads(B, S, heads, HS, run, [&](i64 b, i64 h, Range rows) {
         const X* from = head_rows(dq, dk, dv, b, h, S, S, 0, NH, KVH, HS);
         const bool rotated = cos && h < NH + KVH;
-        for (i64 s = rows.begin; s < rows.end; s++) {
-            const i64 angles = s * (HS / 2);
-            rotate_head(dqkv + ((b * S + s) * heads + h) * HS, from + s * HS, rotated ? cos + angles : nullptr, rotated ? sin + angles : nullptr, -1.0f, HS);
-        }
+        const i64 angles = rows.begin * (HS / 2);
+        rotate_rows(dqkv + ((b * S + rows.begin) * heads + h) * HS, heads * HS, from + rows.begin * HS, HS, rotated ? cos + angles : nullptr, rotated ? sin + angles : nullptr,
+                    -1.0f, rows.size(), HS);
     });
 }
 
