@@ -3,6 +3,7 @@
 //   bf16                               a 16-bit brain float that converts to and from float (round to nearest even)
 //   Run                                one rank's execution context (threads here; streams and handles on a GPU)
 //   device_alloc, device_free          zeroed memory where kernels can reach it
+//   device_touch                       memory that was not written to yet: its pages are there afterwards
 //   Run::replay, Graph                 does work that is the same every time but for what lies in memory: on a GPU by one launch
 //   copy_to_device, copy_to_host       ordered after what `run` was given before; complete on return
 //   DEVICE_ALIGN                       elements to which a padded stride is rounded
@@ -57,6 +58,7 @@ public:
         base_ = (char*)device_alloc(bytes_, name_.c_str());
         for (const Slot& slot : slots_) { *slot.pointer = base_ + slot.offset; }
     }
+    void touch(Run& run) { device_touch(base_, bytes_, run); }
     const std::string& name() const { return name_; }
     i64 bytes() const { return bytes_; }
 

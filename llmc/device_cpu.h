@@ -237,6 +237,16 @@ inline void device_free(void* memory, i64 bytes) {
     if (memory) { munmap(memory, bytes); }
 }
 
+// The kernel clears a page at the first write to it: here by all threads, a huge page by one. In loops over rows threads often write to the same one first, and each clears one.
+inline void device_touch(char* memory, i64 bytes, Run& run) {
+    constexpr i64 HUGE = 2 << 20, PAGE = 4096;
+    const i64 begin = (i64)memory, end = begin + bytes;
+    run.parallel(end / HUGE - begin / HUGE + 1, [&](i64 item) {
+        const i64 from = std::max(begin, (begin / HUGE + item) * HUGE), to = std::min(end, (begin / HUGE + item + 1) * HUGE);
+        for (i64 at = from; at < to; at += PAGE) { *(char*)at = 0; }
+    });
+}
+
 template <typename X>
 void copy_to_device(X* device, const X* host, i64 count, Run&) { memcpy(device, host, count * sizeof(X)); }
 template <typename X>

@@ -142,13 +142,19 @@ void attend_block(X* o, i64 ld_o, float* lse, const X* q, const X* k, const X* v
     for (i64 i = 0; i < rows; i++) { lse[i] = highest[i] + logf(sum[i]); }
 }
 
-// One head's single query (decode): lanes are channels instead, and every key and value is read once.
+// One head's single query (decode): lanes are channels instead, and every key and value is read once. Keys, then values are one stream, fetched 32 rows ahead.
 template <typename X>
 void attend_one(X* o, float* lse, const X* q, const X* k, const X* v, i64 keys, i64 HS) {
     static thread_local Scratch<float> scratch;
-    float* p = scratch.get(keys);
+    constexpr i64 AHEAD = 32, LINE = 64 / sizeof(X), TILE = 16;
+    float *p = scratch.get(keys + HS), *sums = p + keys;
     const float scale = 1.0f / sqrtf((float)HS);
+    const auto fetch = [&](i64 row) __attribute__((always_inline)) {  // g++ drops calls of what only prefetches
+        const X* from = row < keys ? k + row * HS : v + (row - keys) * HS;
+        for (i64 d = 0; d < HS && row < 2 * keys; d += LINE) { __builtin_prefetch(from + d, 0, 3); }
+    };
     for (i64 j = 0; j < keys; j++) {
+        fetch(j + AHEAD);
         vfloat dot{};
         vector_loop(HS, [&](i64 d, auto lanes) { dot += load(q + d, lanes) * load(k + j * HS + d, lanes); });
         p[j] = sum_lanes(dot) * scale;
@@ -162,16 +168,22 @@ void attend_one(X* o, float* lse, const X* q, const X* k, const X* v, i64 keys, 
         store(p + j, e, lanes);
     });
     const float sum = sum_lanes(exps);
-    vector_loop(HS, [&](i64 d, auto lanes) {
-        vfloat even{}, odd{};  // two chains of additions hide half of their latency
-        i64 j = 0;
-        for (; j + 1 < keys; j += 2) {
-            even += p[j] * load(v + j * HS + d, lanes);
-            odd += p[j + 1] * load(v + (j + 1) * HS + d, lanes);
-        }
-        if (j < keys) { even += p[j] * load(v + j * HS + d, lanes); }
-        store(o + d, (even + odd) * (1.0f / sum), lanes);
-    });
+    std::fill(sums, sums + HS, 0.0f);
+    for (i64 tile = 0; tile < keys; tile += TILE) {
+        const i64 end = std::min(keys, tile + TILE);
+        for (i64 j = tile; j < end; j++) { fetch(keys + j + AHEAD); }
+        vector_loop(HS, [&](i64 d, auto lanes) {
+            vfloat even = load(sums + d, lanes), odd{};  // two chains of additions hide half of their latency
+            i64 j = tile;
+            for (; j + 1 < end; j += 2) {
+                even += p[j] * load(v + j * HS + d, lanes);
+                odd += p[j + 1] * load(v + (j + 1) * HS + d, lanes);
+            }
+            if (j < end) { even += p[j] * load(v + j * HS + d, lanes); }
+            store(sums + d, even + odd, lanes);
+        });
+    }
+    vector_loop(HS, [&](i64 d, auto lanes) { store(o + d, load(sums + d, lanes) * (1.0f / sum), lanes); });
     *lse = highest + logf(sum);
 }
 
