@@ -10,7 +10,7 @@ training    ./train_gpt beside PyTorch (peer_torch.py) on the same weights and s
             bytes of all else at the memory's (build/bench_limit, in the same run)
 tp2         two ranks, p = 0.5, beside one rank on as many threads
 generation  one token after another, beside llama.cpp (peer_llama.py) on the same weights in the same type: medians of rounds in turn. In fp32 both must write the
-            same text before anything is timed. Limit: the weights that each token reads, over the memory's rate of reading
+            same text before anything is timed. Limit: the weights that each token reads, over the rate of reading as much memory again and again
 prefill     a prompt that fills the context, 1,024 tokens, beside llama.cpp likewise; limit: its products at the vendor library's rate
 start       from the command to the first step of a run that resumes; the checkpoint is in page cache
 
@@ -183,8 +183,8 @@ class Work:
                 statistics.median(row[0] / row[1] for row in rows))
 
 
-def machine_rates(threads, dtype, products):
-    done = subprocess.run([os.path.join(ROOT, 'build/bench_limit'), str(threads), dtype], input=''.join(p + '\n' for p in products), stdout=subprocess.PIPE, text=True, check=True)
+def machine_rates(threads, dtype, products, *read_bytes):
+    done = subprocess.run([os.path.join(ROOT, 'build/bench_limit'), str(threads), dtype, *map(str, read_bytes)], input=''.join(p + '\n' for p in products), stdout=subprocess.PIPE, text=True, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     return {r['product']: r['flops_per_second'] for r in lines[:-1]}, lines[-1]
 
@@ -227,7 +227,7 @@ def two_ranks(o, work):
 
 def generation(o, work, dtype):
     weight_bytes = weights(work.shape) * (4 if dtype == 'fp32' else 2)
-    return work.beside_llama('a b', 8 if o.quick else 64, dtype, lambda rate, first: rate, lambda: max(machine_rates(o.threads, dtype, [])[1].values()) / weight_bytes)
+    return work.beside_llama('a b', 8 if o.quick else 64, dtype, lambda rate, first: rate, lambda: machine_rates(o.threads, dtype, [], weight_bytes)[1]['read'] / weight_bytes)
 
 
 def prefill(o, work):

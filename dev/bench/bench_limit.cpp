@@ -1,10 +1,11 @@
 // bench_limit: what the machine gives at best: the vendor library's rate at each product of a step, and the memory's.
 //
-//   build/bench_limit THREADS fp32|bf16 < PRODUCTS      a line each: forward, dgrad or wgrad, and N K OC, as matmul_... has them (ops.h)
+//   build/bench_limit THREADS fp32|bf16 [BYTES] < PRODUCTS      a line each: forward, dgrad or wgrad, and N K OC, as matmul_... has them (ops.h)
 //
 // One call of the library on the whole product, with its own threads: dnnl_sgemm in fp32, in bf16 its matmul, the weight as it lies in memory or packed
 // beforehand in the library's own layout, whichever is faster. The best of some calls. Prints JSON Lines: {"product", "flops_per_second"} in the order of
-// the input, then {"triad", "read"}: bytes a second of a[i] = b[i] + 3 c[i] over three arrays, and of a sum over one, on all threads.
+// the input, then {"triad", "read"}: bytes a second of a[i] = b[i] + 3 c[i] over three arrays of 256 MiB, and of a sum over BYTES (256 MiB where not given), on all threads.
+// A large L3 keeps part of what is read again and again: 128 MiB were read at 53 GB/s where 1 GiB was at 28 (Xeon, 300 MiB). So the rate of reading weights is asked for at their size.
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.hpp>
 
@@ -79,44 +80,54 @@ double seconds_bf16(const Product& p) {
     return p.form == "wgrad" ? seconds(b) : std::min(seconds(b), seconds(packed));
 }
 
-// For each thread work(its part of COUNT).
-constexpr i64 COUNT = 1 << 25;
+// For each thread work(its part of `count` elements).
 template <typename Work>
-double memory_rate(int arrays, const Work& work) {
-    return arrays * 4.0 * COUNT / best_seconds([&] {
+double memory_rate(int arrays, i64 count, const Work& work) {
+    return arrays * 4.0 * (double)count / best_seconds([&] {
 #pragma omp parallel
-               { work(split_range(COUNT, omp_get_num_threads(), omp_get_thread_num())); }
+               { work(split_range(count, omp_get_num_threads(), omp_get_thread_num())); }
            });
+}
+
+volatile float sink;
+
+// A sum over one array; AHEAD: what comes 8 KiB later is fetched into L2, 2 KiB later into L1, which some processors do not do by themselves.
+template <bool AHEAD>
+double read_rate(const float* array, i64 count) {
+    return memory_rate(1, count, [&](Range part) {
+        constexpr int LANES = 64, LINE = 16;  // sums side by side, so that no addition waits for another
+        float sums[LANES] = {};
+        for (i64 i = part.begin; i + LANES <= part.end; i += LANES) {
+            for (int j = 0; AHEAD && j < LANES; j += LINE) { __builtin_prefetch(array + i + j + 2048, 0, 2), __builtin_prefetch(array + i + j + 512, 0, 3); }
+            for (int j = 0; j < LANES; j++) { sums[j] += array[i + j]; }
+        }
+        sink = std::accumulate(sums, sums + LANES, 0.0f);  // all of them are wanted: else the compiler reads a part
+    });
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
     try {
-        const std::string dtype = argc == 3 ? argv[2] : "";
-        if (dtype != "fp32" && dtype != "bf16") { usage_error("bench_limit THREADS fp32|bf16 < PRODUCTS"); }
+        const std::string dtype = argc == 3 || argc == 4 ? argv[2] : "";
+        if (dtype != "fp32" && dtype != "bf16") { usage_error("bench_limit THREADS fp32|bf16 [BYTES] < PRODUCTS"); }
         omp_set_num_threads(atoi(argv[1]));
         for (std::string line; std::getline(std::cin, line);) {
             const Product product(line);
             printf("{\"product\": \"%s\", \"flops_per_second\": %.6g}\n", line.c_str(), product.flops() / (dtype == "fp32" ? seconds_fp32(product) : seconds_bf16(product)));
         }
-        float* arrays[3];
-        for (float*& array : arrays) { array = (float*)device_alloc(4 * COUNT, "an array"); }  // huge pages, as the trainer's
-        const auto [a, b, c] = arrays;
-        const auto fill = [&](Range part) { std::fill(a + part.begin, a + part.end, 0.0f), std::fill(b + part.begin, b + part.end, 1.0f), std::fill(c + part.begin, c + part.end, 2.0f); };
-        memory_rate(3, fill);  // each thread touches its own part first
-        const double triad = memory_rate(3, [&](Range part) {
+        constexpr i64 COUNT = 1 << 26;
+        const i64 read_count = argc == 4 ? atoll(argv[3]) / 4 : COUNT;
+        const auto array_of = [](i64 count, float value) {  // huge pages, as the trainer's; each thread touches its own part first
+            float* array = (float*)device_alloc(4 * count, "an array");
+            memory_rate(1, count, [&](Range part) { std::fill(array + part.begin, array + part.end, value); });
+            return array;
+        };
+        float *const a = array_of(COUNT, 0.0f), *const b = array_of(std::max(COUNT, read_count), 1.0f), *const c = array_of(COUNT, 2.0f);
+        const double triad = memory_rate(3, COUNT, [&](Range part) {
             for (i64 i = part.begin; i < part.end; i++) { a[i] = b[i] + 3.0f * c[i]; }
         });
-        volatile float sink = 0;
-        const double read = memory_rate(1, [&](Range part) {
-            constexpr int LANES = 64;  // sums side by side, so that no addition waits for another
-            float sums[LANES] = {};
-            for (i64 i = part.begin; i + LANES <= part.end; i += LANES) {
-                for (int j = 0; j < LANES; j++) { sums[j] += b[i + j]; }
-            }
-            sink = std::accumulate(sums, sums + LANES, 0.0f);  // all of them are wanted: else the compiler reads a part
-        });
+        const double read = std::max(read_rate<false>(b, read_count), read_rate<true>(b, read_count));
         printf("{\"triad\": %.6g, \"read\": %.6g}\n", triad, read);
         return EXIT_OK;
     } catch (const Error& e) {
