@@ -547,11 +547,10 @@ struct Trainer {
     // Fills the parameters, and the master weights of what this rank owns, from the source's fp32 values.
     void load(const TensorSource& source) {
         load_parameters<X>(model, source, rounding(), [&](const Tensor& t, Range part, const float* values) {
-            if (dtype_of<X> == DType::FP32) { return; }
             optimizer.for_each_owned(t, [&](const auto& owned, i64 begin, i64 end) {
                 const i64 first = t.offset + part.begin;
                 begin = std::max(begin, first), end = std::min(end, t.offset + part.end);
-                if (begin < end) { copy_to_device(optimizer.master(owned) + (begin - owned.range.begin), values + (begin - first), end - begin, run); }
+                if (begin < end) { optimizer.master_from_host(values + (begin - first), owned, {begin, end}, run); }
             });
         });
     }
@@ -616,8 +615,9 @@ struct Trainer {
         result.skipped = loss_filter.is_spike(result.loss, o.skip_spikes) || norm_filter.is_spike(result.grad_norm, o.skip_spikes);
         loss_filter.add(result.loss, o.skip_spikes), norm_filter.add(result.grad_norm, o.skip_spikes);
         if (result.skipped) { return result; }
-        updates++;
         AdamW hyper;
+        hyper.rounded_by = rounding();
+        updates++;
         hyper.lr = (float)learning_rate(o, t), hyper.beta1 = (float)o.beta1, hyper.beta2 = (float)o.beta2, hyper.eps = (float)o.eps;
         hyper.weight_decay = (float)o.weight_decay;
         hyper.correction1 = (float)(1.0 - std::pow(o.beta1, (double)updates)), hyper.correction2 = (float)(1.0 - std::pow(o.beta2, (double)updates));
@@ -922,7 +922,10 @@ json run_state(const Options& o, const DataLoader& data, const Sampler& sampler,
 template <typename X>
 std::vector<StateView> state_views(Trainer<X>& trainer) {
     std::vector<StateView> views;
-    for (const auto& owned : trainer.optimizer.owned()) { views.push_back({owned.range, trainer.optimizer.master(owned), trainer.optimizer.m(owned), trainer.optimizer.v(owned)}); }
+    for (const auto& owned : trainer.optimizer.owned()) {
+        const auto master = [&trainer, &owned](Range range, float* to) { trainer.optimizer.master_to_host(to, owned, range, trainer.rounding(), trainer.run); };
+        views.push_back({owned.range, master, trainer.optimizer.m(owned), trainer.optimizer.v(owned)});
+    }
     return views;
 }
 
@@ -951,9 +954,7 @@ void restore(Trainer<X>& trainer, Checkpoint& checkpoint, DataLoader& data, Samp
     trainer.updates = checkpoint.meta().at("updates");
     checkpoint.believe_later();
     trainer.load(saved_weights(checkpoint, trainer.model));
-    std::vector<StateView> moments = state_views(trainer);
-    for (StateView& view : moments) { view.master = nullptr; }  // loaded already
-    load_state(checkpoint, trainer.model.table, *trainer.ranks.tp, moments, trainer.run);
+    load_moments(checkpoint, trainer.model.table, *trainer.ranks.tp, state_views(trainer), trainer.run);
     checkpoint.confirm();
     const json& meta = checkpoint.meta();
     const uint64_t identity = meta.at("data").at("identity");

@@ -17,6 +17,7 @@
 
 #include <bit>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -29,11 +30,12 @@ enum class StateArray { MASTER, M, V };
 constexpr int STATE_ARRAYS = 3;
 constexpr char STATE_MAGIC[8] = {'C', 'A', 'A', 'T', 'C', 'K', 'P', 'T'};
 
-// The elements [begin, end) of a rank's state that this process holds; pointers to element `begin`, in device memory.
+// The elements [begin, end) of a rank's state that this process holds: the moments by pointers to element `begin`, in device memory, the master weights by
+// what reads some of them to the host.
 struct StateView {
     Range range;
-    float *master, *m, *v;
-    float* array(int p) const { return p == 0 ? master : p == 1 ? m : v; }
+    std::function<void(Range, float* to)> master;
+    float *m, *v;
 };
 
 // ---------------------------------------------------------------------------------------------------------------

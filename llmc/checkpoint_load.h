@@ -220,15 +220,15 @@ private:
 // Elements that are read at a time: they stay in cache on their way.
 constexpr i64 LOAD_PIECE = 1 << 17;
 
-// Fills this rank's state. Null pointers are left out: m and v where only the weights are wanted.
-inline void load_state(Checkpoint& checkpoint, const ParameterTable& table, const Comm& tp, const std::vector<StateView>& mine, Run& run) {
+// Fills this rank's moments.
+inline void load_moments(Checkpoint& checkpoint, const ParameterTable& table, const Comm& tp, const std::vector<StateView>& mine, Run& run) {
     for (const StateView& view : mine) {
-        for (int p = 0; p < STATE_ARRAYS; p++) {
-            run.parallel(view.array(p) ? ceil_div(view.range.size(), LOAD_PIECE) : 0, [&](i64 item) {
+        for (const auto& [array, to] : {std::pair{StateArray::M, view.m}, {StateArray::V, view.v}}) {
+            run.parallel(ceil_div(view.range.size(), LOAD_PIECE), [&, array = array, to = to](i64 item) {
                 static thread_local std::vector<float> piece(LOAD_PIECE);
                 const i64 begin = view.range.begin + item * LOAD_PIECE, n = std::min(LOAD_PIECE, view.range.end - begin);
-                checkpoint.read((StateArray)p, table, tp.size, tp.rank, {begin, begin + n}, piece.data());
-                copy_to_device(view.array(p) + item * LOAD_PIECE, piece.data(), n, run);
+                checkpoint.read(array, table, tp.size, tp.rank, {begin, begin + n}, piece.data());
+                copy_to_device(to + item * LOAD_PIECE, piece.data(), n, run);
             });
         }
     }

@@ -102,7 +102,8 @@ inline json write_state_file(const std::string& dir, i64 step, int tp, int dp, c
         for (int p = 0; p < STATE_ARRAYS; p++) {
             for (i64 at = range.begin; at < range.end; at += (i64)chunk.size()) {
                 const i64 n = std::min<i64>((i64)chunk.size(), range.end - at);
-                copy_to_host(chunk.data(), view->array(p) + (at - view->range.begin), n, run);
+                if ((StateArray)p == StateArray::MASTER) { view->master({at, at + n}, chunk.data()); }
+                else { copy_to_host(chunk.data(), ((StateArray)p == StateArray::M ? view->m : view->v) + (at - view->range.begin), n, run); }
                 // A checkpoint like that would resume to nothing, and push the good ones out.
                 check((StateArray)p != StateArray::MASTER || all_finite(chunk.data(), n),
                       "'%s' of step %lld is not saved: the weights are not finite\nHINT: resume the checkpoint before, with a lower --lr",

@@ -35,7 +35,7 @@ namespace BACKEND {
     template void gelu_backward(X*, const X*, const X*, i64, i64, Run&);                                                                 \
     template void classifier_stats(float*, const X*, const int*, Range, i64, Run&);                                                      \
     template void classifier_backward(X*, const float*, const int*, Range, float, i64, Run&);                                            \
-    template void adamw_update(X*, float*, float*, float*, Gradient, i64, const AdamW&, Run&);                                           \
+    template void adamw_update(X*, uint16_t*, float*, float*, Gradient, i64, const AdamW&, Run&);                                           \
     template double sum_of_squared_differences(const X*, const float*, float, i64, i64, i64, Run&);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

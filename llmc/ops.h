@@ -65,7 +65,8 @@ struct AdamW {
     float lr, beta1, beta2, eps, weight_decay;
     float correction1, correction2;  // 1 - beta^t
     float grad_scale;                // clipping
-    Rounding rounding = {};          // of bf16 parameters
+    Rounding rounded_by = {};        // how bf16 parameters became what they are
+    Rounding rounding = {};          // and how they are rounded now
     i64 first = 0;                   // place of the first element in the rank's parameters
 };
 
@@ -191,9 +192,10 @@ void classifier_backward(X* logits, const float* lse, const int* targets, Range 
 void sample_token(int* token, int* position, i64 rows, uint64_t* random, const float* logits, i64 V, const Sampling& how, Run& run);
 
 // ---- optimiser ------------------------------------------------------------------------------------------------------
-// One pass: m, v, master -= lr * (m^ / (sqrt(v^) + eps) + weight_decay * master), param = master rounded. master may be param itself.
+// One pass: m, v, master -= lr * (m^ / (sqrt(v^) + eps) + weight_decay * master), param = master rounded. `low`: the lower halves of the master weights of
+// bf16 parameters (rounding.h); fp32 parameters are their own, and have none.
 template <typename X>
-void adamw_update(X* param, float* master, float* m, float* v, Gradient grad, i64 count, const AdamW& hyper, Run& run);
+void adamw_update(X* param, uint16_t* low, float* m, float* v, Gradient grad, i64 count, const AdamW& hyper, Run& run);
 // The sum of squares of each piece, in double, in a fixed order.
 std::vector<double> sums_of_squares(const std::vector<GradientPiece>& pieces, Run& run);
 // Sum of (a - scale * b)^2 over two (N, cols; ld) blocks in double, in a fixed order.

@@ -98,6 +98,16 @@ ALWAYS_INLINE void store(bf16* p, vfloat v, Full = {}) {
     memcpy((void*)p, &h, sizeof h);
 }
 
+ALWAYS_INLINE vuint load(const uint16_t* p, Full = {}) {
+    vhalf h;
+    memcpy(&h, p, sizeof h);
+    return to_32_bits(h);
+}
+ALWAYS_INLINE void store(uint16_t* p, vuint v, Full = {}) {  // the lower halves
+    const vhalf h = to_16_bits(v);
+    memcpy(p, &h, sizeof h);
+}
+
 // The lanes a Part does not have read as zero and are not written.
 #ifdef LLMC_MASKED_TAILS
 ALWAYS_INLINE vfloat load(const float* p, Part lanes) { return (vfloat)_mm512_maskz_loadu_ps((1u << lanes.count) - 1, p); }
@@ -106,16 +116,18 @@ ALWAYS_INLINE vfloat load(const bf16* p, Part lanes) { return widen((vhalf)_mm25
 ALWAYS_INLINE void store(bf16* p, vfloat v, Part lanes) {
     _mm256_mask_storeu_epi16(p, (1u << lanes.count) - 1, (__m256i)narrow_to_nearest(v));
 }
+ALWAYS_INLINE vuint load(const uint16_t* p, Part lanes) { return to_32_bits((vhalf)_mm256_maskz_loadu_epi16((1u << lanes.count) - 1, p)); }
+ALWAYS_INLINE void store(uint16_t* p, vuint v, Part lanes) { _mm256_mask_storeu_epi16(p, (1u << lanes.count) - 1, (__m256i)to_16_bits(v)); }
 #else
 template <typename X>
-ALWAYS_INLINE vfloat load(const X* p, Part lanes) {
+ALWAYS_INLINE auto load(const X* p, Part lanes) {
     if (lanes.count == VL) { return load(p); }
     X copy[VL] = {};
     for (int l = 0; l < lanes.count; l++) { copy[l] = p[l]; }
     return load(copy);
 }
-template <typename X>
-ALWAYS_INLINE void store(X* p, vfloat v, Part lanes) {
+template <typename X, typename V>
+ALWAYS_INLINE void store(X* p, V v, Part lanes) {
     if (lanes.count == VL) { return store(p, v); }
     X copy[VL];
     store(copy, v);

@@ -97,8 +97,8 @@ inline Cost sample_token(const int*, const int*, i64, const uint64_t*, const flo
     return moved((double)V * width(logits));
 }
 template <typename X>
-Cost adamw_update(const X* param, const float* master, const float*, const float*, Gradient grad, i64 count, const AdamW&, Run&) {
-    return moved((double)count * (24 + width(grad) + ((const void*)param == (const void*)master ? 0 : width(param))));
+Cost adamw_update(const X*, const uint16_t*, const float*, const float*, Gradient grad, i64 count, const AdamW&, Run&) {
+    return moved((double)count * (24 + width(grad)));  // 8 of them for the master weight, in one piece or in two
 }
 inline Cost sums_of_squares(const std::vector<GradientPiece>& pieces, Run&) {
     double bytes = 0;

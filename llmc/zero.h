@@ -72,10 +72,9 @@ public:
         }
     }
 
-    // Master weights live in the parameters themselves where those are fp32.
+    // Master weights are the parameters themselves where those are fp32; else the parameters and what their rounding cut off (rounding.h).
     void plan(Arena& arena) {
-        constexpr bool own_master = dtype_of<X> != DType::FP32;
-        arena.add(&master_, own_master ? count_ : 0);
+        arena.add(&low_, split ? count_ : 0);
         arena.add(&m_, count_);
         arena.add(&v_, count_);
     }
@@ -84,7 +83,7 @@ public:
     // A contiguous piece of the family that this rank keeps state for.
     struct Owned {
         Range range;   // of the allocation
-        i64 offset;    // where its state starts in master_, m_, v_
+        i64 offset;    // where its state starts in low_, m_, v_
     };
     const std::vector<Owned>& owned() const { return owned_; }
     // Calls job(owned, begin, end) for the elements [begin, end) of the allocation that are a tensor's and this rank's.
@@ -95,9 +94,26 @@ public:
             if (begin < end) { job(o, begin, end); }
         }
     }
-    float* master(const Owned& o) {
-        if constexpr (dtype_of<X> == DType::FP32) { return params_ + o.range.begin; }
-        else { return master_ + o.offset; }
+    // Master weights `range` of the allocation, which lie in o: to the host, given how the parameters were rounded; and from there, where the parameters
+    // themselves were made of them.
+    void master_to_host(float* to, const Owned& o, Range range, Rounding rounded_by, Run& run) const {
+        const i64 n = range.size();
+        if constexpr (split) {
+            std::vector<X> params(n);
+            std::vector<uint16_t> low(n);
+            copy_to_host(params.data(), params_ + range.begin, n, run);
+            copy_to_host(low.data(), low_ + o.offset + (range.begin - o.range.begin), n, run);
+            for (i64 i = 0; i < n; i++) { to[i] = rounded_by.master((float)params[i], low[i], range.begin + i); }
+        } else {
+            copy_to_host(to, params_ + range.begin, n, run);
+        }
+    }
+    void master_from_host(const float* from, const Owned& o, Range range, Run& run) {
+        if constexpr (split) {
+            std::vector<uint16_t> low(range.size());
+            for (i64 i = 0; i < range.size(); i++) { low[i] = lower_half(from[i]); }
+            copy_to_device(low_ + o.offset + (range.begin - o.range.begin), low.data(), range.size(), run);
+        }
     }
     float* m(const Owned& o) { return m_ + o.offset; }
     float* v(const Owned& o) { return v_ + o.offset; }
@@ -150,7 +166,7 @@ public:
             for_each_owned(t, [&](const Owned& o, i64 begin, i64 end) {
                 const i64 at = begin - o.range.begin;
                 hyper.first = begin;
-                adamw_update(params_ + begin, master(o) + at, m(o) + at, v(o) + at, grads_.at(begin), end - begin, hyper, run);
+                adamw_update(params_ + begin, split ? low_ + o.offset + at : nullptr, m(o) + at, v(o) + at, grads_.at(begin), end - begin, hyper, run);
             });
         }
         if (zero_) { gather_parameters(); }
@@ -214,5 +230,7 @@ private:
     i64 count_ = 0;
     X* params_ = nullptr;
     Gradients grads_;
-    float *master_ = nullptr, *m_ = nullptr, *v_ = nullptr;
+    static constexpr bool split = dtype_of<X> != DType::FP32;
+    uint16_t* low_ = nullptr;
+    float *m_ = nullptr, *v_ = nullptr;
 };

@@ -51,7 +51,8 @@ struct State {
         for (const Range segment : {Range{0, table.replicated.end}, table.sharded}) {
             const Range mine = zero ? split_range(segment.size(), ranks.dp->size, ranks.dp->rank, 32) : Range{0, segment.size()};
             const i64 begin = segment.begin + mine.begin;
-            views.push_back({{begin, begin + mine.size()}, &parts[0][begin], &parts[1][begin], &parts[2][begin]});
+            const auto master = [this](Range range, float* to) { std::copy_n(parts[0].begin() + range.begin, range.size(), to); };
+            views.push_back({{begin, begin + mine.size()}, master, &parts[1][begin], &parts[2][begin]});
         }
     }
     void fill(i64 step) {
@@ -68,7 +69,7 @@ struct State {
         i64 n = 0;
         for (const StateView& v : views) {
             for (int p = 0; p < STATE_ARRAYS; p++) {
-                n += memcmp(v.array(p), &other.parts[p][v.range.begin], v.range.size() * sizeof(float)) != 0;
+                n += memcmp(&parts[p][v.range.begin], &other.parts[p][v.range.begin], v.range.size() * sizeof(float)) != 0;
             }
         }
         return n;
@@ -91,14 +92,15 @@ std::vector<std::string> load(const std::string& dir, const ModelConfig& model, 
         State wanted(model, ranks, zero), got(model, ranks, zero);
         wanted.fill(step);
         for (const StateView& v : got.views) {
-            for (int p = 0; p < STATE_ARRAYS; p++) { std::fill_n(v.array(p), v.range.size(), NAN); }
+            for (auto& part : got.parts) { std::fill_n(&part[v.range.begin], v.range.size(), NAN); }
         }
         Checkpoint checkpoint(dir);
         check(checkpoint.step() == step, "step %lld", (long long)checkpoint.step());
         check(checkpoint.meta() == meta_of(model), "meta differs");
         check(model_to_json(checkpoint.model()) == model_to_json(model), "model differs");
         if (later) { checkpoint.believe_later(); }
-        load_state(checkpoint, got.table, *ranks.tp, got.views, run);
+        for (const StateView& v : got.views) { checkpoint.read(StateArray::MASTER, got.table, ranks.tp->size, ranks.tp->rank, v.range, &got.parts[0][v.range.begin]); }
+        load_moments(checkpoint, got.table, *ranks.tp, got.views, run);
         checkpoint.confirm();
         check(got.differences(wanted) == 0, "state differs");
     });
@@ -246,7 +248,7 @@ TEST(Checkpoint, DamageIsNamed) {
                              [&](Ranks& ranks, ::Run& run) {
                                  State state(wider, ranks, false);
                                  Checkpoint checkpoint(good);
-                                 load_state(checkpoint, state.table, *ranks.tp, state.views, run);
+                                 load_moments(checkpoint, state.table, *ranks.tp, state.views, run);
                              })[0],
                     {"step_00000100", "elements", "the model wants"});
     expect_mentions(message_of([&] { Checkpoint checkpoint(dir.path + "/nowhere"); }), {"nowhere", "no such directory"});
@@ -330,7 +332,7 @@ TEST(Checkpoint, WeightsThatAreNotFiniteAreNotSaved) {
             const std::vector<std::string> errors = on_ranks(2, 1, [&](Ranks& ranks, ::Run& run) {
                 State state(tiny_llama(), ranks, false);
                 state.fill(20);
-                if (ranks.tp->rank == 1) { state.views.back().array(array)[5] = bad; }
+                if (ranks.tp->rank == 1) { state.parts[array][state.views.back().range.begin + 5] = bad; }
                 save_checkpoint(dir.path, meta_of(tiny_llama()), 20, state.views, ranks, 1, run);
             });
             if (array == 0) {

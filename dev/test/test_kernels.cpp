@@ -192,24 +192,20 @@ TYPED_TEST(Kernels, AdamW) {
     AdamW hyper{3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f - 0.9f * 0.9f, 1.0f - 0.95f * 0.95f, 0.7f};
     for (auto [count_, shift_, key] : Vec<std::array<i64, 3>>{{1, 0, 0}, {17, 0, 0}, {1024, 0, 0}, {1025, 0, 7}, {4099, 0, 0}, {4099, 1, 7}, {0, 0, 0}}) {
         const i64 count = count_, shift = shift_;
-        if (dtype_of<X> == DType::BF16 && key > 0) { hyper.rounding = {true, (uint32_t)key}, hyper.first = 1000; }
-        else { hyper.rounding = {}; }
+        if (dtype_of<X> == DType::BF16 && key > 0) { hyper.rounded_by = {true, 5}, hyper.rounding = {true, (uint32_t)key}, hyper.first = 1000; }
+        else { hyper.rounded_by = hyper.rounding = {}; }
         const auto start = random_values<float>(count, 1);
         const auto m_before = random_values<float>(count, 3, 0.1), v_before = random_values<float>(count, 4, 0.01, 0.011);
         for_gradient_types<X>([&](auto type) {
             const auto gradient = random_values<decltype(type)>(count, 2);
             const auto outputs = compare(
                 [&](Side& side) {
-                    Memory<float> master(start    , side, shift), m(m_before, side, shift), v(v_before, side, shift);
+                    Memory<float> m(m_before, side, shift), v(v_before, side, shift);
                     Memory<decltype(type)> grad(gradient, side, shift);
-                    Memory<X> param(count, side, shift);
-                    if constexpr (dtype_of<X> == DType::FP32) {  // param is master
-                        OP(adamw_update, master.data, master.data, m.data, v.data, grad.data, count, hyper);
-                        return std::tuple(master.values(), master.values(), m.values(), v.values());
-                    } else {
-                        OP(adamw_update, param.data, master.data, m.data, v.data, grad.data, count, hyper);
-                        return std::tuple(param.values(), master.values(), m.values(), v.values());
-                    }
+                    Memory<X> param(params_of<X>(start, hyper.rounded_by, hyper.first), side, shift);
+                    Memory<uint16_t> low(lower_halves(start), side, shift);
+                    OP(adamw_update, param.data, dtype_of<X> == DType::FP32 ? nullptr : low.data, m.data, v.data, grad.data, count, hyper);
+                    return std::tuple(param.values(), masters_of(param.values(), low.values(), hyper.rounding, hyper.first), m.values(), v.values());
                 },
                 {{"param", 1e-7}, {"master", 1e-7}, {"m", 1e-8}, {"v", 1e-8}});
             for (i64 i = 0; i < count; i++) {

@@ -440,15 +440,11 @@ TYPED_TEST(Ops, AdamW) {
             const auto start = random_values<float>(count, 1), m0 = random_values<float>(count, 3, 0.1);
             const auto v0 = random_values<float>(count, 4, 0.01, 0.011);
             auto [param, master, m, v] = for_any_threads([&](Run& run) {
-                Vec<X> param(count);
-                Vec<float> master = start, m = m0, v = v0;
-                if constexpr (dtype_of<X> == DType::FP32) {
-                    adamw_update(master.data(), master.data(), m.data(), v.data(), grad.data(), count, hyper, run);  // param is master
-                    param = master;
-                } else {
-                    adamw_update(param.data(), master.data(), m.data(), v.data(), grad.data(), count, hyper, run);
-                }
-                return std::tuple(param, master, m, v);
+                Vec<X> param = params_of<X>(start, {}, 0);
+                Vec<uint16_t> low = lower_halves(start);
+                Vec<float> m = m0, v = v0;
+                adamw_update(param.data(), dtype_of<X> == DType::FP32 ? nullptr : low.data(), m.data(), v.data(), grad.data(), count, hyper, run);
+                return std::tuple(param, masters_of(param, low, {}, 0), m, v);
             });
             Doubles want(count), want_m(count), want_v(count);
             for (i64 i = 0; i < count; i++) {
@@ -461,9 +457,43 @@ TYPED_TEST(Ops, AdamW) {
             expect_close(m, want_m, 1e-7, "m");
             expect_close(v, want_v, 1e-7, "v");
             expect_close(master, want, 1e-7, "master");
-            for (i64 i = 0; i < count; i++) { ASSERT_EQ((float)param[i], (float)X(master[i])); }
+            for (i64 i = 0; i < count; i++) { ASSERT_EQ((float)param[i], (float)X(master[i])) << i; }  // no ties among these
         }
     });
+}
+// Every sign, exponent and mantissa of bf16 before every kind of lower half: the parameter is that of bf16(float), ties apart, or its neighbour; with
+// the lower half it is the master weight again.
+TEST(AdamWRounding, ParameterAndLowerHalfAreTheMasterWeight) {
+    for (const Rounding by : {Rounding{}, Rounding{true, 99}, Rounding{true, 7}}) {
+        for (uint32_t high = 0; high < 0x10000; high++) {
+            for (uint32_t low : {0u, 1u, 0x1234u, 0x7FFFu, 0x8000u, 0x8001u, 0xABCDu, 0xFFFFu}) {
+                const uint32_t bits = high << 16 | low;
+                const float master = std::bit_cast<float>(bits);
+                const bf16 param(by(master, bits));
+                const float again = by.master((float)param, lower_half(master), bits);
+                if (std::isnan(master)) { ASSERT_TRUE(std::isnan((float)param) && std::isnan(again)) << std::hex << bits; }
+                else { ASSERT_EQ(std::bit_cast<uint32_t>(again), bits) << std::hex << bits; }
+                if (!by.stochastic) { ASSERT_EQ(param.bits, low == 0x8000 && !std::isnan(master) ? high + 1 : bf16(master).bits) << std::hex << bits; }
+            }
+        }
+    }
+}
+// What AdamW does not move stays as it is, to the bit, whatever its parameter is rounded to from step to step.
+TEST(AdamWRounding, MasterWeightsStay) {
+    constexpr i64 COUNT = 1001;
+    const auto start = random_values<float>(COUNT, 1);
+    Vec<bf16> param = params_of<bf16>(start, {}, 5), before = param;
+    Vec<uint16_t> low = lower_halves(start);
+    Vec<float> zeros(COUNT), m = zeros, v = zeros;
+    AdamW hyper{0, 0.9f, 0.95f, 1e-8f, 0, 0.1f, 0.05f, 1};
+    hyper.first = 5;
+    struct Run run(2);
+    for (uint32_t key = 1; key <= 20; key++) {
+        hyper.rounded_by = hyper.rounding, hyper.rounding = {key % 3 > 0, key};
+        adamw_update(param.data(), low.data(), m.data(), v.data(), zeros.data(), COUNT, hyper, run);
+        ASSERT_TRUE(same_bits(masters_of(param, low, hyper.rounding, 5), start)) << key;
+    }
+    EXPECT_FALSE(same_bits(param, before));
 }
 // Each parameter is a neighbour of its master weight, by a hash that is written here again; the mean error is that of fair coins.
 TEST(AdamWRounding, Stochastic) {
@@ -472,10 +502,12 @@ TEST(AdamWRounding, Stochastic) {
     const Vec<float> start = random_values<float>(COUNT, 1);
     AdamW hyper{0, 0.9f, 0.95f, 1e-8f, 0, 0.1f, 0.05f, 1};
     hyper.rounding = {true, 99}, hyper.first = FIRST;
-    Vec<float> master = start, m = zeros, v = zeros;
-    Vec<bf16> param(COUNT), second(COUNT);
+    const Vec<float>& master = start;
+    Vec<float> m = zeros, v = zeros;
+    Vec<bf16> param = params_of<bf16>(start, {}, 0), second = param;
+    Vec<uint16_t> low = lower_halves(start), second_low = low;
     struct Run run(2);
-    adamw_update(param.data(), master.data(), m.data(), v.data(), zeros.data(), COUNT, hyper, run);
+    adamw_update(param.data(), low.data(), m.data(), v.data(), zeros.data(), COUNT, hyper, run);
     double error = 0, fair = 0;
     for (i64 i = 0; i < COUNT; i++) {
         uint32_t bits = std::bit_cast<uint32_t>(master[i]), h = (uint32_t)(FIRST + i) ^ 99;
@@ -488,7 +520,7 @@ TEST(AdamWRounding, Stochastic) {
     // In two parts, as ZeRO's owners do it: the same bits.
     for (const Range part : {Range{0, 333}, Range{333, COUNT}}) {
         hyper.first = FIRST + part.begin;
-        adamw_update(second.data() + part.begin, master.data() + part.begin, m.data() + part.begin, v.data() + part.begin, zeros.data(), part.size(), hyper, run);
+        adamw_update(second.data() + part.begin, second_low.data() + part.begin, m.data() + part.begin, v.data() + part.begin, zeros.data(), part.size(), hyper, run);
     }
     EXPECT_EQ(memcmp(second.data(), param.data(), COUNT * sizeof(bf16)), 0);
     EXPECT_TRUE(std::isnan(Rounding{true, 1}(NAN, 0)));

@@ -3,10 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "llmc/device.h"
+#include "llmc/rounding.h"
 
 template <typename X>
 using Vec = std::vector<X>;
@@ -29,6 +31,24 @@ Doubles doubles(const Vec<X>& values) {
     Doubles out(values.size());
     for (size_t i = 0; i < values.size(); i++) { out[i] = (double)(float)values[i]; }
     return out;
+}
+// Master weights as parameters and lower halves (rounding.h), and back; `first`: the first one's place. fp32 parameters are their own.
+template <typename X>
+Vec<X> params_of(const Vec<float>& masters, Rounding by, i64 first) {
+    Vec<X> params(masters.size());
+    for (size_t i = 0; i < masters.size(); i++) { params[i] = dtype_of<X> == DType::FP32 ? X(masters[i]) : X(by(masters[i], first + (i64)i)); }
+    return params;
+}
+inline Vec<uint16_t> lower_halves(const Vec<float>& masters) {
+    Vec<uint16_t> low(masters.size());
+    std::transform(masters.begin(), masters.end(), low.begin(), lower_half);
+    return low;
+}
+template <typename X>
+Vec<float> masters_of(const Vec<X>& params, const Vec<uint16_t>& low, Rounding by, i64 first) {
+    Vec<float> masters(params.size());
+    for (size_t i = 0; i < params.size(); i++) { masters[i] = dtype_of<X> == DType::FP32 ? (float)params[i] : by.master((float)params[i], low[i], first + (i64)i); }
+    return masters;
 }
 template <typename X>
 constexpr double unit = dtype_of<X> == DType::BF16 ? 1.0 / 256 : 1.0 / (1 << 24);  // half an ulp, relative
