@@ -203,15 +203,20 @@ struct Activations {
         if (!r.norm.rms) { kept.add(&mean_out, N); }
         kept.add(&rstd_out, N);
 
-        shared = {}, plan_layer(scratch, shared, !training, !training, !heavy, !cache, !cheap);
-        row.plan(scratch, tp, N, std::max(r.Ar, r.Fr), training);
-        scratch.add(&n_out, N * r.C), scratch.add(&qkv, N * r.QKVr);
-        scratch.add(&logits, chunk * r.Vr), scratch.add(&stats, chunk * 3), scratch.add(&all_stats, tp.comm.size * chunk * 3);
+        scratch.add(&n_out, N * r.C), scratch.add(&stats, chunk * 3), scratch.add(&all_stats, tp.comm.size * chunk * 3);
         scratch.add(&losses, N), scratch.add(&lse, chunk);
         scratch.add(&tokens, N), scratch.add(&targets, N);
         scratch.add(&row_logits, training ? 0 : tp.comm.size * r.Vmax);
+        scratch.add(&dn, training ? N * r.C : 0);
+        // What the head reads and leaves is above. Between forward and backward nothing of the rest is in use: the logits take its place.
+        const i64 rest = scratch.end();
+        scratch.add(&logits, chunk * r.Vr);
+        scratch.back_to(rest);
+        shared = {}, plan_layer(scratch, shared, !training, !training, !heavy, !cache, !cheap);
+        row.plan(scratch, tp, N, std::max(r.Ar, r.Fr), training);
+        scratch.add(&qkv, N * r.QKVr);
         if (training) {
-            scratch.add(&dx, N * r.C), scratch.add(&dn, N * r.C), scratch.add(&datt, N * r.Ar), scratch.add(&dh, N * r.Fr);
+            scratch.add(&dx, N * r.C), scratch.add(&datt, N * r.Ar), scratch.add(&dh, N * r.Fr);
             scratch.add(&dq, N * r.Ar), scratch.add(&dk, N * r.KVHr * r.HS), scratch.add(&dv, N * r.KVHr * r.HS);
             scratch.add(&dx32, dtype_of<X> == DType::FP32 ? 0 : N * r.C);
         }
@@ -480,7 +485,7 @@ void load_parameters(Model<X>& model, const TensorSource& source, Rounding round
             also(t, part, values.data());
         });
     }
-    values = {}, rounded = {};
+    values = std::vector<float>(), rounded = std::vector<X>();  // = {} would keep their memory
 }
 
 // Where new weights come from: drawn, or imported. --private-scale init puts the factor sqrt(T) into the private rows of the

@@ -46,13 +46,17 @@ public:
     template <typename X>
     void add(X** pointer, i64 count) {
         *pointer = nullptr;
-        slots_.push_back({(void**)pointer, bytes_});
+        slots_.push_back({(void**)pointer, end_});
         i64 bytes = 0;
         const bool too_many = count < 0 || __builtin_mul_overflow(count, (i64)sizeof(X), &bytes) ||
-                              __builtin_add_overflow(bytes, 63, &bytes) || __builtin_add_overflow(bytes_, bytes / 64 * 64, &bytes_);
+                              __builtin_add_overflow(bytes, 63, &bytes) || __builtin_add_overflow(end_, bytes / 64 * 64, &end_);
         check(!too_many, "%s need%s more bytes than 64 bits count\nHINT: lower --micro-batch or --seq, or the model's sizes", name_.c_str(),
               name_.ends_with('s') ? "" : "s");
+        bytes_ = std::max(bytes_, end_);
     }
+    // back_to(an earlier end()): what is added next shares memory with what was added since then. They must not be in use at the same time.
+    i64 end() const { return end_; }
+    void back_to(i64 end) { end_ = end; }
     void allocate() {
         check(base_ == nullptr, "arena '%s' is allocated twice", name_.c_str());
         base_ = (char*)device_alloc(bytes_, name_.c_str());
@@ -69,7 +73,7 @@ private:
     };
     std::string name_;
     std::vector<Slot> slots_;
-    i64 bytes_ = 0;
+    i64 end_ = 0, bytes_ = 0;
     char* base_ = nullptr;
 };
 

@@ -34,7 +34,7 @@ template <typename X>
 struct RowParallelScratch {
     Blocks<X> out;        // forward: the product; backward: out.shared is the block of the gradient to send
     X* staging;           // (N, Ck) where the wire's type is not X, else null
-    float* dinput;        // (N, K) sum over both blocks before it is rounded once; null where X is float
+    float* dinput;        // (N, K) sum over both blocks, where there are two, before it is rounded once; not used where X is float
 
     void plan(Arena& arena, const TensorParallel& tp, i64 N, i64 max_K, bool training) {
         out.ld_shared = round_up(tp.Ck, DEVICE_ALIGN), out.ld_priv = round_up(tp.private_channels(), DEVICE_ALIGN);
@@ -42,7 +42,7 @@ struct RowParallelScratch {
         arena.add((char**)&out.shared, N * out.ld_shared * dtype_bytes(tp.wire));
         arena.add(&out.priv, N * out.ld_priv);
         arena.add(&staging, tp.wire != dtype_of<X> ? N * out.ld_shared : 0);
-        arena.add(&dinput, training && dtype_of<X> != DType::FP32 ? N * max_K : 0);
+        arena.add(&dinput, training && dtype_of<X> != DType::FP32 && tp.Ck > 0 && tp.private_channels() > 0 ? N * max_K : 0);
     }
 };
 
