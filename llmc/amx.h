@@ -50,18 +50,21 @@ template <int T>
 ALWAYS_INLINE void zero() {
     asm volatile("tilezero %%tmm%c0" ::"i"(T));
 }
+// A tile's ends of rows, for the address sanitizer, which does not see what asm touches.
+template <typename Touch>
+ALWAYS_INLINE void ends_of_rows([[maybe_unused]] const void* tile, [[maybe_unused]] i64 stride, [[maybe_unused]] const Touch& touch) {
+#ifdef __SANITIZE_ADDRESS__
+    for (i64 r = 0; r < ROWS; r++) { touch((volatile char*)tile + r * stride), touch((volatile char*)tile + r * stride + 63); }
+#endif
+}
 template <int T>
 ALWAYS_INLINE void load(const void* from, i64 stride) {
-#ifdef __SANITIZE_ADDRESS__
-    for (i64 r = 0; r < ROWS; r++) { (void)*((const volatile char*)from + r * stride), (void)*((const volatile char*)from + r * stride + 63); }
-#endif
+    ends_of_rows(from, stride, [](volatile char* byte) { (void)*byte; });
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
 }
 template <int T>
 ALWAYS_INLINE void store(void* to, i64 stride) {
-#ifdef __SANITIZE_ADDRESS__
-    for (i64 r = 0; r < ROWS; r++) { *((volatile char*)to + r * stride) = 0, *((volatile char*)to + r * stride + 63) = 0; }
-#endif
+    ends_of_rows(to, stride, [](volatile char* byte) { *byte = 0; });
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
 }
 template <int C, int A, int B>
@@ -99,13 +102,13 @@ void tile_product(float* c, i64 ldc, const bf16* a, i64 lda, const bf16x2* b, i6
 // c (rows, cols; ldc) = or += a b. a (rows, depth; lda) lies as it is, b (depth / 2, cols; ldb) in words: rows 2k and 2k + 1 of it are one of words.
 // rows and cols are multiples of 16, depth of 32.
 inline void block_product(float* c, i64 ldc, const bf16* a, i64 lda, const bf16x2* b, i64 ldb, i64 rows, i64 cols, i64 depth, bool accumulate) {
-    for (i64 j = 0; j < cols; j += 2 * COLS) {
-        const bool wide = j + COLS < cols;
-        i64 i = 0;
-        for (; i + 2 * ROWS <= rows; i += 2 * ROWS) {
-            (wide ? tile_product<2, 2> : tile_product<2, 1>)(c + i * ldc + j, ldc, a + i * lda, lda, b + j, ldb, depth, accumulate);
+    for (i64 i = 0; i < rows; i += 2 * ROWS) {  // rows of a stay in L1 for all of b, which stays there for all rows
+        const bool tall = i + ROWS < rows;
+        i64 j = 0;
+        for (; j + 2 * COLS <= cols; j += 2 * COLS) {
+            (tall ? tile_product<2, 2> : tile_product<1, 2>)(c + i * ldc + j, ldc, a + i * lda, lda, b + j, ldb, depth, accumulate);
         }
-        if (i < rows) { (wide ? tile_product<1, 2> : tile_product<1, 1>)(c + i * ldc + j, ldc, a + i * lda, lda, b + j, ldb, depth, accumulate); }
+        if (j < cols) { (tall ? tile_product<2, 1> : tile_product<1, 1>)(c + i * ldc + j, ldc, a + i * lda, lda, b + j, ldb, depth, accumulate); }
     }
 }
 

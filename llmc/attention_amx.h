@@ -1,6 +1,6 @@
 // attention_amx.h: the loops of ops/attention.cuh on a processor's tiles (amx.h), for bf16. Formulas and shapes are there.
 //
-// A step takes KEYS keys and LANES queries; its scores are held transposed, (keys, LANES), so that lanes of vectors are queries: what belongs to a query is
+// A step takes many keys and LANES queries; its scores are held transposed, (keys, LANES), so that lanes of vectors are queries: what belongs to a query is
 // a vector, and probabilities leave as words of two keys, a right operand. As a left operand, for dv and dk, a row of them is words of two queries, i and
 // i + LANES / 2: their order in a sum is free, and dO and Q are stacked in the same one. All are padded with zeros to whole tiles.
 #pragma once
@@ -9,7 +9,8 @@
 
 namespace cpu::tiled {
 
-constexpr i64 LANES = 32, KEYS = 64, FORWARD_QUERIES = 256, BACKWARD_QUERIES = 128;
+
+constexpr i64 LANES = 32, FORWARD_KEYS = 256, FORWARD_QUERIES = 512, BACKWARD_KEYS = 128, BACKWARD_QUERIES = 256;
 constexpr int V = LANES / VL;  // vectors of a row of scores
 constexpr float LN_2 = 0.693147181f;
 
@@ -23,8 +24,7 @@ struct Width {
 inline void pad_rows(bf16* to, const bf16* from, i64 ld_from, i64 rows, i64 padded, const Width& w) {
     for (i64 r = 0; r < padded; r++, to += w.depth, from += ld_from) {
         const i64 words = r < rows ? w.HS / 2 : 0;
-        vector_loop(words, [&](i64 i, auto lanes) { store((float*)to + i, load((const float*)from + i, lanes), lanes); });
-        std::fill(to + 2 * words, to + w.depth, bf16(0.0f));
+        for (i64 i = 0; i < w.depth / 2; i += VL) { store((float*)to + i, load((const float*)from + i, Part{(int)std::clamp<i64>(words - i, 0, VL)})); }
         if (r < rows && w.HS % 2 != 0) { to[w.HS - 1] = from[w.HS - 1]; }
     }
 }
@@ -51,9 +51,9 @@ struct Softmax {
     alignas(64) float reference[LANES], sum[LANES];
 };
 
-// Scores s (keys, LANES) become words of powers, (keys rounded up to DEPTH / 2, LANES), in their place. The reference follows the highest score only once it is
+// p (keys rounded up to DEPTH / 2, LANES): words of powers of scores s (keys, LANES). The reference follows the highest score only once it is
 // 2^8 below: sums and ot (rows, LANES) seldom shrink.
-inline void soften(float* s, float* ot, Softmax& state, i64 keys, float scale, bool first, i64 rows) {
+inline void soften(bf16x2* p, const float* s, float* ot, Softmax& state, i64 keys, float scale, bool first, i64 rows) {
     vfloat top[V];
     for (int v = 0; v < V; v++) {
         vfloat even = load(s + v * VL), odd = even;
@@ -76,7 +76,6 @@ inline void soften(float* s, float* ot, Softmax& state, i64 keys, float scale, b
         }
         store(state.reference + v * VL, reference[v]);
     }
-    bf16x2* p = (bf16x2*)s;
     const auto power = [&](i64 j, int v) { return exp2(load(s + j * LANES + v * VL) * scale - reference[v]); };
     i64 j = 0;
     for (; j + 2 <= keys; j += 2, p += LANES) {
@@ -95,63 +94,61 @@ inline void soften(float* s, float* ot, Softmax& state, i64 keys, float scale, b
             sums[v][0] += last;
             store(p + v * VL, words_of(last, vfloat{}));
         }
-        p += LANES;
+        j += 2, p += LANES;
     }
-    std::fill((float*)p, s + round_up(keys, amx::DEPTH) / 2 * LANES, 0.0f);
+    for (; j < round_up(keys, amx::DEPTH); j += 2, p += LANES) { std::fill((float*)p, (float*)p + LANES, 0.0f); }
     for (int v = 0; v < V; v++) { store(state.sum + v * VL, load(state.sum + v * VL) + (sums[v][0] + sums[v][1])); }
 }
 
-// One head's query block, at most FORWARD_QUERIES: o (rows, HS; ld_o) and lse (rows).
+// One head's query block: o (rows, HS; ld_o) and lse (rows).
 inline void attend_block(bf16* o, i64 ld_o, float* lse, const bf16* q, const bf16* k, const bf16* v, i64 first_query, i64 rows, i64 HS) {
+    constexpr i64 KEYS = FORWARD_KEYS;
     static thread_local Scratch<float> scratch;
     const Width w(HS);
-    const i64 groups = ceil_div(rows, LANES), visible = first_query + rows;
-    float* ot = scratch.get(groups * LANES * (w.rows + w.depth / 2) + KEYS * (LANES + w.depth + w.rows) + LANES * w.depth / 2);  // (groups, channels, LANES)
-    float* s = ot + groups * w.rows * LANES;                        // (KEYS, LANES)
-    bf16x2* qt = (bf16x2*)(s + KEYS * LANES);                       // (groups, depth / 2, LANES)
-    bf16* k_rows = (bf16*)(qt + groups * w.depth / 2 * LANES);      // (KEYS, depth); q's before
-    bf16* v_rows = k_rows + KEYS * w.depth;                         // (KEYS, depth)
-    bf16x2* stacked = (bf16x2*)(v_rows + KEYS * w.depth);           // (KEYS / 2, channels)
-    bf16* vt = (bf16*)(stacked + KEYS / 2 * w.rows);                // (channels, KEYS)
-    Softmax state[FORWARD_QUERIES / LANES];
+    const i64 visible = first_query + rows, padded = round_up(visible, KEYS);
+    float* s = scratch.get(LANES * (3 * KEYS / 2 + w.rows + w.depth) + KEYS / 2 * (w.depth + w.rows) + padded / 2 * (w.depth + w.rows));  // (KEYS, LANES)
+    bf16x2* p = (bf16x2*)(s + KEYS * LANES);                             // (KEYS / 2, LANES)
+    float* ot = (float*)(p + KEYS / 2 * LANES);                          // (channels, LANES)
+    bf16x2* qt = (bf16x2*)(ot + w.rows * LANES);                         // (depth / 2, LANES)
+    bf16* rows_padded = (bf16*)(qt + w.depth / 2 * LANES);               // (KEYS or LANES, depth)
+    bf16x2* stacked = (bf16x2*)(rows_padded + std::max(KEYS, LANES) * w.depth);  // (KEYS / 2, channels)
+    bf16* k_rows = (bf16*)(stacked + KEYS / 2 * w.rows);                 // (visible, depth)
+    bf16* vt = k_rows + padded * w.depth;                                // (visible / KEYS, channels, KEYS)
+    Softmax state;
     const float scale = LOG2_E / sqrtf((float)HS);
 
     const amx::Tiles tiles;
-    for (i64 g = 0; g < groups; g++) {
-        pad_rows(k_rows, q + g * LANES * HS, HS, std::min(LANES, rows - g * LANES), LANES, w);
-        transpose_block((float*)(qt + g * w.depth / 2 * LANES), LANES, (const float*)k_rows, w.depth / 2, LANES, w.depth / 2);
-    }
+    pad_rows(k_rows, k, HS, visible, round_up(visible, amx::ROWS), w);
     for (i64 key0 = 0; key0 < visible; key0 += KEYS) {
-        const i64 keys = std::min(KEYS, visible - key0), padded = round_up(keys, amx::DEPTH);
-        pad_rows(k_rows, k + key0 * HS, HS, keys, padded, w);
-        pad_rows(v_rows, v + key0 * HS, HS, keys, padded, w);
-        stack(stacked, v_rows, w.depth, 1, padded, w.rows);
-        transpose_block((float*)vt, KEYS / 2, (const float*)stacked, w.rows, padded / 2, w.rows);
-        for (i64 g = std::max<i64>(key0 - first_query, 0) / LANES; g < groups; g++) {
-            const i64 query0 = first_query + g * LANES, seen = std::min(keys, query0 + LANES - key0);
-            float* ot_g = ot + g * w.rows * LANES;
-            amx::block_product(s, LANES, k_rows, w.depth, qt + g * w.depth / 2 * LANES, LANES, round_up(seen, amx::ROWS), LANES, w.depth, false);
-            mask_after(s, key0, seen, query0);
-            soften(s, ot_g, state[g], seen, scale, key0 == 0, w.rows);
-            amx::block_product(ot_g, LANES, vt, KEYS, (const bf16x2*)s, LANES, w.rows, LANES, round_up(seen, amx::DEPTH), key0 > 0);
-        }
+        const i64 keys = std::min(KEYS, visible - key0), whole = round_up(keys, amx::DEPTH);
+        pad_rows(rows_padded, v + key0 * HS, HS, keys, whole, w);
+        stack(stacked, rows_padded, w.depth, 1, whole, w.rows);
+        transpose_block((float*)(vt + key0 * w.rows), KEYS / 2, (const float*)stacked, w.rows, whole / 2, w.rows);
     }
-    for (i64 g = 0; g < groups; g++) {
-        float* ot_g = ot + g * w.rows * LANES;
-        const i64 count = std::min(LANES, rows - g * LANES);
-        for (int v = 0; v < V; v++) {
-            const vfloat inverse = 1.0f / load(state[g].sum + v * VL);
-            for (i64 d = 0; d < HS; d++) { store(ot_g + d * LANES + v * VL, load(ot_g + d * LANES + v * VL) * inverse); }
+    for (i64 r = 0; r < rows; r += LANES) {
+        const i64 query0 = first_query + r, count = std::min(LANES, rows - r);
+        pad_rows(rows_padded, q + r * HS, HS, count, LANES, w);
+        transpose_block((float*)qt, LANES, (const float*)rows_padded, w.depth / 2, LANES, w.depth / 2);
+        for (i64 key0 = 0; key0 < query0 + count; key0 += KEYS) {
+            const i64 keys = std::min(KEYS, query0 + count - key0);
+            amx::block_product(s, LANES, k_rows + key0 * w.depth, w.depth, qt, LANES, round_up(keys, amx::ROWS), LANES, w.depth, false);
+            mask_after(s, key0, keys, query0);
+            soften(p, s, ot, state, keys, scale, key0 == 0, w.rows);
+            amx::block_product(ot, LANES, vt + key0 * w.rows, KEYS, p, LANES, w.rows, LANES, round_up(keys, amx::DEPTH), key0 > 0);
         }
-        transpose_block(o + g * LANES * ld_o, ld_o, ot_g, LANES, HS, count);
-        for (i64 i = 0; i < count; i++) { lse[g * LANES + i] = state[g].reference[i] * LN_2 + logf(state[g].sum[i]); }
+        for (int v = 0; v < V; v++) {
+            const vfloat inverse = 1.0f / load(state.sum + v * VL);
+            for (i64 d = 0; d < HS; d++) { store(ot + d * LANES + v * VL, load(ot + d * LANES + v * VL) * inverse); }
+        }
+        transpose_block(o + r * ld_o, ld_o, ot, LANES, HS, count);
+        for (i64 i = 0; i < count; i++) { lse[r + i] = state.reference[i] * LN_2 + logf(state.sum[i]); }
     }
 }
 
 // dq, dk and dv of one key-value head, from every parts-th of its key blocks, from `part` on; sums have the order of ops/attention.cuh.
 inline void attend_backward_head(bf16* dq, float* dq_partial, bf16* dk, bf16* dv, const bf16* datt, const bf16* att, i64 ld_att, const float* lse,
                                  const bf16* q, const bf16* k, const bf16* v, i64 S, i64 group, i64 HS, i64 part, i64 parts) {
-    constexpr i64 QUERIES = BACKWARD_QUERIES;
+    constexpr i64 KEYS = BACKWARD_KEYS, QUERIES = BACKWARD_QUERIES;
     static thread_local Scratch<float> scratch;
     const Width w(HS);
     const i64 padded = round_up(S, KEYS), words = w.depth / 2;
@@ -188,11 +185,15 @@ inline void attend_backward_head(bf16* dq, float* dq_partial, bf16* dk, bf16* dv
         for (i64 q0 = 0; q0 < S; q0 += QUERIES) {
             const i64 rows = std::min(QUERIES, S - q0), groups = ceil_div(rows, LANES), from = h * S + q0;
             const bf16 *datt_rows = datt + q0 * ld_att + h * HS, *att_rows = att + q0 * ld_att + h * HS;
-            for (i64 i = 0; i < groups * LANES; i++) {  // a query that is not there has zeros for q and dO: whatever its probabilities, it adds nothing
-                vfloat product{};
-                if (i < rows) { vector_loop(HS, [&](i64 d, auto lanes) { product += load(datt_rows + i * ld_att + d, lanes) * load(att_rows + i * ld_att + d, lanes); }); }
-                D[i] = sum_lanes(product);
-                log2_sum[i] = i < rows ? lse[from + i] * LOG2_E : 0.0f;
+            for (i64 i = 0; i < groups * LANES; i += VL) {  // a query that is not there has zeros for q and dO: whatever its probabilities, it adds nothing
+                vfloat products[VL] = {};
+                for (i64 r = 0; r < std::min<i64>(VL, rows - i); r++) {
+                    const i64 at = (i + r) * ld_att;
+                    vector_loop(HS, [&](i64 d, auto lanes) { products[r] += load(datt_rows + at + d, lanes) * load(att_rows + at + d, lanes); });
+                }
+                store(D + i, sums_of_lanes<VL>(products));
+                const Part there{(int)std::clamp<i64>(rows - i, 0, VL)};
+                store(log2_sum + i, load(lse + from + i, there) * LOG2_E);
             }
             pad_rows(q_rows, q + from * HS, HS, rows, groups * LANES, w);
             pad_rows(do_rows, datt_rows, ld_att, rows, groups * LANES, w);
@@ -232,6 +233,8 @@ inline void attend_backward_head(bf16* dq, float* dq_partial, bf16* dk, bf16* dv
 #pragma GCC unroll 2
                         for (int v = 0; v < V; v++) { store(ds_words + (g * KEYS / 2 + j / 2) * LANES + v * VL, words_of(ds_j[0][v], ds_j[1][v])); }
                     }
+                }
+                for (i64 g = first; g < groups; g++) {  // not at once: a tile's load waits for every row that is still on its way to L1
                     amx::block_product(dqt + g * w.rows * LANES, LANES, kt + key0 * w.rows, KEYS, ds_words + g * KEYS / 2 * LANES, LANES, w.rows, LANES, whole, true);
                 }
                 const i64 depth = (groups - first) * LANES, skip = first * LANES / 2;

@@ -82,7 +82,7 @@ TYPED_TEST(Ops, Rope) {
 // Whether probabilities and their gradients are rounded to X before the products that take them.
 template <typename X>
 bool rounds_probabilities(Heads d) {
-    return dtype_of<X> == DType::BF16 && d.S > 1 && (amx::available() || (FAST_PAIRS && d.HS % 2 == 0));
+    return dtype_of<X> == DType::BF16 && d.S > 1 && (AMX ? amx::available() : FAST_PAIRS && d.HS % 2 == 0);
 }
 
 // att and lse; p (B,NH,S,S_kv) the probabilities.
@@ -190,6 +190,7 @@ TYPED_TEST(Ops, Attention) {
                                     {1, 129, 4, 2, 130, 0}}) {
         test_attention<TypeParam>(d, 1.0);
     }
+    test_attention<TypeParam>({1, 600, 2, 1, 48, 0}, 3.0);  // past every block, and scores that outgrow those of the blocks before
     for (const i64 HS : {33, 34}) { test_attention<TypeParam>({1, 90, 2, 1, HS, 0}, 4.0); }  // scores up to 90: a softmax that is nearly one-hot
 }
 TYPED_TEST(Ops, AttentionWithCache) {
@@ -199,7 +200,8 @@ TYPED_TEST(Ops, AttentionWithCache) {
                                     {1, 1, 2, 2, 100, 999},
                                     {2, 5, 4, 2, 20, 63},
                                     {1, 2, 1, 1, 2, 63},
-                                    {1, 70, 2, 1, 33, 64}}) {
+                                    {1, 70, 2, 1, 33, 64},
+                                    {1, 40, 2, 1, 64, 530}}) {
         test_attention<TypeParam>(d, 1.0);
     }
 }

@@ -26,7 +26,7 @@ constexpr i64 STEPS = sizeof(E) / (std::is_same_v<E, float> ? 4 : 2);
 // f(E): head sizes are seldom odd.
 template <typename X, typename F>
 void with_operands(i64 HS, const F& f) {
-    if constexpr (FAST_PAIRS && std::is_same_v<X, bf16>) {
+    if constexpr (FAST_PAIRS && !AMX && std::is_same_v<X, bf16>) {  // with AMX it is an Intel, which multiplies pairs no faster than floats
         if (HS % 2 == 0) { return f(bf16x2{}); }
     }
     f(float{});
@@ -317,14 +317,15 @@ template <typename X>
 void attention_backward(X* dq, X* dk, X* dv, const X* datt, const X* att, const float* lse, const X* q, const X* k, const X* v, i64 B,
                         i64 S, i64 NH, i64 KVH, i64 HS, Run& run) {
     static thread_local Scratch<float> scratch;
+    const bool tiles = std::is_same_v<X, bf16> && amx::available();
     const i64 group = div_exact(NH, KVH, "query heads over key-value heads"), wanted = 16;
-    const i64 parts = std::min(ceil_div(wanted, B * KVH), ceil_div(S, KEY_BLOCK)), size = B * NH * S * HS;
+    const i64 parts = std::min(ceil_div(wanted, B * KVH), ceil_div(S, tiles ? tiled::BACKWARD_KEYS : KEY_BLOCK)), size = B * NH * S * HS;
     float* partials = parts > 1 ? scratch.get(parts * size) : nullptr;
     run.parallel(B * KVH * parts, [&](i64 item) {
         const i64 bk = item / parts, part = item % parts, b = bk / KVH, first = bk % KVH * group;  // the group's first query head
         const i64 kv = bk * S * HS, head = (b * NH + first) * S, row = (b * S * NH + first) * HS;
         if constexpr (AMX && std::is_same_v<X, bf16>) {
-            if (amx::available()) {
+            if (tiles) {
                 return tiled::attend_backward_head(dq + head * HS, partials ? partials + part * size + head * HS : nullptr, dk + kv, dv + kv, datt + row, att + row, NH * HS,
                                                    lse + head, q + head * HS, k + kv, v + kv, S, group, HS, part, parts);
             }
