@@ -1,8 +1,9 @@
 // gemm_cpu.h: the CPU side of gemm.h. The product is cut into blocks of c; a block is one item of the rank's parallel
 // loop, so that results do not depend on the number of threads, epilogues run in cache, and Run::poll is called often.
 //
-// A block goes to one of three:
+// A block goes to one of four:
 //   dot products    few rows against a transposed b: decode and short prompts, which mostly read the weight
+//   tiles           bf16 where the processor has AMX (gemm_amx.h)
 //   oneDNN          called by each thread for itself: sgemm for float; the matmul primitive for bf16 where that is the
 //                   faster one (bf16_from); elsewhere it is half as fast as the loops below, which widen to float while packing
 //   plain loops     the rest, and everything under -DLLMC_GEMM_PLAIN, which needs no library: oracle and sanitizer builds
@@ -10,7 +11,7 @@
 
 #include <bit>
 
-#include "simd.h"
+#include "gemm_amx.h"
 
 #ifndef LLMC_GEMM_PLAIN
 #include <omp.h>
@@ -38,18 +39,6 @@ struct GemmBlocks {
         down = ceil_div(M, rows);
         across = ceil_div(N, cols);
     }
-};
-
-// One block of c: what gemm() was given, moved to the block's corner.
-template <typename X, typename Y>
-struct Block {
-    Y* c;
-    i64 ldc;
-    Matrix<X> a, b;
-    const X* bias;
-    i64 rows, cols, K;
-    float alpha;
-    bool accumulate;
 };
 
 // ---- plain loops ----------------------------------------------------------------------------------------------------
@@ -337,9 +326,10 @@ bool vendor_takes(const Block<X, Y>& block) {
 template <typename X, typename Y>
 void gemm(Y* c, i64 ldc, Matrix<X> a, Matrix<X> b, const X* bias, i64 M, i64 N, i64 K, float alpha, bool accumulate, Run& run) {
     if (M == 0 || N == 0) { return; }
-    const bool few = M <= FEW_ROWS && !a.transposed && b.transposed;
-    const GemmBlocks cut(M, N, K);
-    const i64 rows = few ? M : cut.rows, cols = few ? dot_cols(N, run) : cut.cols, down = ceil_div(M, rows);
+    const bool few = M <= FEW_ROWS && !a.transposed && b.transposed, tiles = !few && amx_takes<X>();
+    const GemmBlocks blocks(M, N, K);
+    const AmxCut amx(M, N, K, a.transposed, run.threads());
+    const i64 rows = few ? M : tiles ? amx.rows : blocks.rows, cols = few ? dot_cols(N, run) : tiles ? amx.cols : blocks.cols, down = ceil_div(M, rows);
     run.parallel(down * ceil_div(N, cols), [&](i64 item) {
         const i64 i = item % down * rows, j = item / down * cols;
         const Matrix<X> a_part{a.data + (a.transposed ? i : i * a.ld), a.ld, a.transposed};
@@ -348,6 +338,8 @@ void gemm(Y* c, i64 ldc, Matrix<X> a, Matrix<X> b, const X* bias, i64 M, i64 N, 
                                 std::min(N - j, cols), K,   alpha,  accumulate};
         if (few) {
             dot_block(block);
+        } else if (tiles) {
+            amx_block(block, amx.slabs);
         } else if (vendor_takes(block)) {
             vendor_block(block);
         } else {

@@ -314,6 +314,37 @@ TEST(Matmul, Bf16GradientsBelongToBf16Activations) {
     struct Run run(1);
     EXPECT_THROW(matmul_wgrad(gradient, nullptr, activations, 1, activations, 1, 1, 1, 1.0f, GradMode::WRITE, run), Error);
 }
+#if defined(__AMX_BF16__) && !defined(LLMC_GEMM_PLAIN)
+// Tiles against the plain loops: every way in which a and b may lie, ragged and whole, one slab and several.
+template <typename Y>
+void test_tile_block(i64 rows, i64 cols, i64 K) {
+    for (int variant = 0; variant < 16; variant++) {
+        const bool a_transposed = variant & 1, b_transposed = variant & 2, accumulate = variant & 4;
+        const auto operand = [](i64 lines, i64 width, int seed) {
+            auto values = random_values<bf16>(lines * (width + 8), seed);
+            for (i64 i = 0; i < lines * 8; i++) { values[i / 8 * (width + 8) + width + i % 8] = bf16(NAN); }  // what lies past the edges is not read
+            return values;
+        };
+        const i64 ldc = cols + 3;
+        const auto a = a_transposed ? operand(K, rows, 1) : operand(rows, K, 1), b = b_transposed ? operand(cols, K, 2) : operand(K, cols, 2);
+        const auto bias = random_values<bf16>(cols, 3);
+        const auto before = random_values<Y>(rows * ldc, 4);
+        Vec<Y> plain = before, tiles = before;
+        cpu::Block<bf16, Y> block{plain.data(), ldc, {a.data(), (a_transposed ? rows : K) + 8, a_transposed}, {b.data(), (b_transposed ? K : cols) + 8, b_transposed}, !accumulate ? bias.data() : nullptr, rows, cols, K, variant & 8 ? 1.5f : 1.0f, accumulate};
+        cpu::plain_block(block);
+        block.c = tiles.data();
+        cpu::amx_block(block, cpu::AmxCut(rows, cols, K, a_transposed, 1).slabs);
+        expect_close(tiles, doubles(plain), 1e-6 * (4 + std::sqrt(K)), "tiles' block");
+    }
+}
+TEST(Matmul, Tiles) {
+    if (!amx::available()) { GTEST_SKIP() << "no AMX here"; }
+    for (auto [rows, cols, K] : Vec<std::tuple<i64, i64, i64>>{{37, 53, 129}, {32, 32, 32}, {64, 96, 64}, {33, 16, 700}, {70, 81, 2100}, {128, 40, 1056}, {1, 1, 1}, {64, 64, 0}}) {
+        test_tile_block<bf16>(rows, cols, K);
+        test_tile_block<float>(rows, cols, K);
+    }
+}
+#endif
 #ifndef LLMC_GEMM_PLAIN
 // gemm() takes a block to oneDNN only where that is fast on this processor; both ways must give the same.
 template <typename X, typename Y>
