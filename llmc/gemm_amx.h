@@ -18,7 +18,7 @@ struct AmxCut {
     AmxCut(i64 M, i64 N, i64 K, bool a_transposed, i64 threads) {
         constexpr i64 SLAB = 384 * 1024, SUMS = 192 * 1024, TALLEST = 2048, LOWEST = 256, A_THREAD = 3;
         slabs = std::max<i64>(ceil_div(K, a_transposed ? 512 : 4096), 1);  // a transposed strip is packed for every block of columns: short slabs, wide blocks
-        const i64 depth = std::max(round_up(ceil_div(K, slabs), amx::DEPTH), amx::DEPTH), across = ceil_div(N, round_down(SLAB / depth, AMX_SIDE));
+        const i64 depth = std::max(round_up(ceil_div(K, slabs), amx::DEPTH), amx::DEPTH), across = ceil_div(N, SLAB / depth / AMX_SIDE * AMX_SIDE);
         cols = round_up(ceil_div(N, across), AMX_SIDE);
         const i64 wanted = ceil_div(A_THREAD * threads, across), tallest = slabs > 1 ? SUMS / cols : TALLEST;
         rows = std::min(tallest, std::max(LOWEST, ceil_div(M, wanted)));
