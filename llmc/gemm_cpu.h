@@ -146,9 +146,11 @@ ALWAYS_INLINE void dots(const Block<X, Y>& block, i64 i, i64 j, i64 gap) {
             }
         }
     }
+#pragma GCC unroll 2
     for (int n = 0; n < W; n++) {
-        vector_loop(block.K - k, [&](i64 r, auto lanes) { sums[n][0] += load(row + k + r, lanes) * load(w + n * next + k + r, lanes); });
-        put_dot(block, i, j + n * gap, sum_lanes((sums[n][0] + sums[n][1]) + (sums[n][2] + sums[n][3])));
+        vfloat sum = (sums[n][0] + sums[n][1]) + (sums[n][2] + sums[n][3]);  // not in the array: taking its address would keep it in memory
+        vector_loop(block.K - k, [&](i64 r, auto lanes) { sum += load(row + k + r, lanes) * load(w + n * next + k + r, lanes); });
+        put_dot(block, i, j + n * gap, sum_lanes(sum));
     }
 }
 
