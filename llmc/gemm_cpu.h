@@ -132,7 +132,9 @@ ALWAYS_INLINE void dots(const Block<X, Y>& block, i64 i, i64 j, i64 gap) {
     constexpr i64 AT_ONCE = 4, STEP = AT_ONCE * DOT_WIDTH<X>;  // at once: hides the latency of additions
     const X *row = block.a.data + i * block.a.ld, *w = block.b.data + j * block.b.ld;
     const i64 next = gap * block.b.ld;
-    vfloat sums[W][AT_ONCE] = {};
+    vfloat sums[W][AT_ONCE];
+#pragma GCC unroll 8
+    for (int n = 0; n < W * AT_ONCE; n++) { sums[n / AT_ONCE][n % AT_ONCE] = vfloat{}; }
     i64 k = 0;
     for (; k + STEP <= block.K; k += STEP) {
 #pragma GCC unroll 4
