@@ -188,7 +188,7 @@ FUSED = {
     'attention_backward': 'five products, softmax again; nothing of S x S in memory',
     'classifier_stats': 'maximum, sum, target in one pass',
     'classifier_backward': 'softmax and gradient in place',
-    'adamw_update': 'clipping, moments, decay, master and rounded weights',
+    'adamw_update': 'clipping, moments, decay, weights with what their rounding cuts off',
     'matmul_forward': 'bias, sqrt(T), rounding',
     'matmul_gelu_forward': 'bias, GELU (GPT)',
     'matmul_wgrad': 'sum over micro-batches in fp32, gradient of the bias (GPT)',
