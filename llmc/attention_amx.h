@@ -9,7 +9,6 @@
 
 namespace cpu::tiled {
 
-
 constexpr i64 LANES = 32, FORWARD_KEYS = 256, FORWARD_QUERIES = 512, BACKWARD_KEYS = 128, BACKWARD_QUERIES = 256;
 constexpr int V = LANES / VL;  // vectors of a row of scores
 constexpr float LN_2 = 0.693147181f;

@@ -32,7 +32,7 @@ SHAPES = {'130m': LLAMA, '130m-short': {**LLAMA, 'batch': 8, 'seq': 256},
           'gpt2': GPT}
 TINY = dict(layers=2, channels=64, heads=4, kv_heads=4, ffn=96, vocab=300, batch=2, seq=32)
 PIECES = 290  # of the tokenizer that generation writes with
-ROWS = [*SHAPES, 'tp2', 'gen-130m-fp32', 'gen-130m-bf16', 'gen-1.1b-fp32', 'gen-1.1b-bf16', 'prefill-130m', 'prefill-1.1b', 'start']
+ROWS = [*SHAPES, 'tp2', 'gen-130m-fp32', 'gen-130m-bf16', 'gen-1.1b-fp32', 'gen-1.1b-bf16', 'prefill-130m-fp32', 'prefill-130m-bf16', 'prefill-1.1b-fp32', 'prefill-1.1b-bf16', 'start']
 PEER_VARIANTS = {'fp32': [], 'bf16': ['--dtype', 'bf16'], 'fp32+compile': ['--compile'], 'bf16+compile': ['--dtype', 'bf16', '--compile']}
 
 
@@ -54,7 +54,7 @@ def peer_python(given, name, *packages, **build):
 
 
 def shape_flags(shape):
-    flags = ['--arch', shape['arch'], '--micro-batch', shape['batch'], '--global-batch', shape['batch']]
+    flags = ['--arch', shape['arch'], '--micro-batch', shape.get('micro', shape['batch']), '--global-batch', shape['batch']]
     for name in ('layers', 'channels', 'heads', 'kv_heads', 'ffn', 'vocab', 'seq'):
         flags += ['--' + name.replace('_', '-'), shape[name]]
     return flags + (['--positions', 'learned', '--tie'] if shape['arch'] == 'gpt' else [])
@@ -115,7 +115,7 @@ class Work:
 
     def limit(self):
         """seconds of a step in the type that train() took"""
-        out = measured([os.path.join(ROOT, 'build/step_ops'), '--micro-batches', '1', '--dtype', self.dtype, *self.flags])[0]
+        out = measured([os.path.join(ROOT, 'build/step_ops'), '--micro-batches', str(self.shape['batch'] // self.shape.get('micro', self.shape['batch'])), '--dtype', self.dtype, *self.flags])[0]
         calls = [c for c in map(json.loads, out.splitlines()) if 'op' in c]
         form = {'matmul_forward': 'forward', 'matmul_gelu_forward': 'forward', 'matmul_dgrad': 'dgrad', 'matmul_wgrad': 'wgrad'}
         products = [(c['flops'], f'{form[c["op"]]} {c["N"]} {c["K"]} {c["OC"]}') for c in calls if c['op'] in form]
@@ -230,16 +230,16 @@ def generation(o, work, dtype):
     return work.beside_llama('a b', 8 if o.quick else 64, dtype, lambda rate, first: rate, lambda: machine_rates(o.threads, dtype, [], weight_bytes)[1]['read'] / weight_bytes)
 
 
-def prefill(o, work):
+def prefill(o, work, dtype):
     text, s = ' '.join(chr(97 + i % 26) for i in range(4 * work.shape['seq'])), work.shape
     text = text[:len(text) * (s['seq'] - 8) // work.tokens_of(text)]  # as many tokens as the context holds, nearly
     n = work.tokens_of(text)
     shapes = [(n, s['channels'], s['channels'] // s['heads'] * (s['heads'] + 2 * s['kv_heads'])), (n, s['channels'], s['channels']), (n, s['channels'], 2 * s['ffn']), (n, s['ffn'], s['channels'])]
 
     def limit():
-        rates = machine_rates(o.threads, 'fp32', [f'forward {a} {b} {c}' for a, b, c in shapes])[0]
+        rates = machine_rates(o.threads, dtype, [f'forward {a} {b} {c}' for a, b, c in shapes])[0]
         return n / (s['layers'] * sum(2 * a * b * c / rates[f'forward {a} {b} {c}'] for a, b, c in shapes))
-    return work.beside_llama(text, 1, 'fp32', lambda _, first: n / max(first, 1e-3), limit)
+    return work.beside_llama(text, 1, dtype, lambda _, first: n / max(first, 1e-3), limit)
 
 
 def start(o, work):
@@ -293,7 +293,7 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             work = Work(o, shape, folder)
             cells = (two_ranks(o, work) if row == 'tp2' else start(o, work) if row == 'start' else generation(o, work, row.split('-')[-1]) if row.startswith('gen') else
-                     prefill(o, work) if row.startswith('prefill') else training(o, work))
+                     prefill(o, work, row.split('-')[-1]) if row.startswith('prefill') else training(o, work))
         ours, peer, ratio, limit, share = cells
         print(f'{row:<16} {ours:<28} {peer:<36} {ratio:>6} {limit:>14} {"-" if share is None else f"{share:.0%}":>6}', flush=True)
         done += 1

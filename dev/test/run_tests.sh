@@ -108,7 +108,7 @@ suite 'scripts of real runs' dev/test/run_scripts.py
 suite 'roofline' dev/test/test_roofline.py
 suite 'workings of gpu_check' dev/test/test_gpu_check.py
 suite 'bench_wire' dev/bench/bench_wire.py --quick
-suite 'bench' dev/bench/bench.py --quick --no-peer --rows 130m,gpt2,tp2,gen-130m-bf16,prefill-130m,start
+suite 'bench' dev/bench/bench.py --quick --no-peer --rows 130m,gpt2,tp2,gen-130m-bf16,prefill-130m-bf16,start
 
 # The CUDA build.
 if [ "$headers" ]; then
