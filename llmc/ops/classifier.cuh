@@ -25,7 +25,7 @@ void classifier_stats(float* stats, const X* logits, const int* targets, Range v
             vfloat top = splat(-INFINITY), exps{};
             vector_loop(count, [&](i64 i, auto lanes) { top = max(pad(load(row + begin + i, lanes), -INFINITY, lanes), top); });
             const float m = std::max(highest, max_lanes(top));
-            vector_loop(count, [&](i64 i, auto lanes) { exps += pad(exp2((load(ahead(row + begin + i, piece), lanes) - m) * LOG2_E), 0.0f, lanes); });
+            vector_loop(count, [&](i64 i, auto lanes) { exps += pad(exp(load(ahead(row + begin + i, piece), lanes) - m), 0.0f, lanes); });
             sum = sum * expf(highest - m) + sum_lanes(exps);
             highest = m;
         }
@@ -61,7 +61,7 @@ void classifier_backward(X* logits, const float* lse, const int* targets, Range 
         }
         X* target = targets[r] >= vocab.begin && targets[r] < vocab.end ? row + targets[r] - vocab.begin : nullptr;
         const float target_logit = target ? (float)*target : 0.0f;
-        vector_loop(V, [&](i64 i, auto lanes) { store(row + i, scale * exp2((load(ahead(row + i), lanes) - lse[r]) * LOG2_E), lanes); });
+        vector_loop(V, [&](i64 i, auto lanes) { store(row + i, scale * exp(load(ahead(row + i), lanes) - lse[r]), lanes); });
         if (target) { *target = scale * (expf(target_logit - lse[r]) - 1.0f); }
     });
 }
