@@ -54,7 +54,7 @@ def peer_python(given, name, *packages, **build):
 
 
 def shape_flags(shape):
-    flags = ['--arch', shape['arch'], '--micro-batch', shape.get('micro', shape['batch']), '--global-batch', shape['batch']]
+    flags = ['--arch', shape['arch'], '--micro-batch', shape['batch'], '--global-batch', shape['batch']]
     for name in ('layers', 'channels', 'heads', 'kv_heads', 'ffn', 'vocab', 'seq'):
         flags += ['--' + name.replace('_', '-'), shape[name]]
     return flags + (['--positions', 'learned', '--tie'] if shape['arch'] == 'gpt' else [])
@@ -115,7 +115,7 @@ class Work:
 
     def limit(self):
         """seconds of a step in the type that train() took"""
-        out = measured([os.path.join(ROOT, 'build/step_ops'), '--micro-batches', str(self.shape['batch'] // self.shape.get('micro', self.shape['batch'])), '--dtype', self.dtype, *self.flags])[0]
+        out = measured([os.path.join(ROOT, 'build/step_ops'), '--micro-batches', '1', '--dtype', self.dtype, *self.flags])[0]
         calls = [c for c in map(json.loads, out.splitlines()) if 'op' in c]
         form = {'matmul_forward': 'forward', 'matmul_gelu_forward': 'forward', 'matmul_dgrad': 'dgrad', 'matmul_wgrad': 'wgrad'}
         products = [(c['flops'], f'{form[c["op"]]} {c["N"]} {c["K"]} {c["OC"]}') for c in calls if c['op'] in form]
