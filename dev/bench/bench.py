@@ -285,7 +285,7 @@ def main():
     o.llama_python = None if o.no_peer or not writes or (o.quick and not o.llama_python) else peer_python(
         o.llama_python, 'peer-llama', 'llama-cpp-python', 'gguf', 'numpy', CMAKE_ARGS='-DLLAVA_BUILD=OFF', CMAKE_BUILD_PARALLEL_LEVEL=str(os.cpu_count()))
     print(f'{cpu_name()}, {o.threads} threads, {time.strftime("%d %B %Y")}')
-    print(f'{"work":<16} {"ours":<28} {"peer":<36} {"ratio":>6} {"limit":>14} {"share":>6}')
+    print(f'{"work":<17} {"ours":<28} {"peer":<36} {"ratio":>6} {"limit":>14} {"share":>6}')
     done = 0
     for row in rows:
         name = next((part for part in ('1.1b', '15m', 'gpt2', '130m-short') if part in row), '130m')
@@ -295,7 +295,7 @@ def main():
             cells = (two_ranks(o, work) if row == 'tp2' else start(o, work) if row == 'start' else generation(o, work, row.split('-')[-1]) if row.startswith('gen') else
                      prefill(o, work, row.split('-')[-1]) if row.startswith('prefill') else training(o, work))
         ours, peer, ratio, limit, share = cells
-        print(f'{row:<16} {ours:<28} {peer:<36} {ratio:>6} {limit:>14} {"-" if share is None else f"{share:.0%}":>6}', flush=True)
+        print(f'{row:<17} {ours:<28} {peer:<36} {ratio:>6} {limit:>14} {"-" if share is None else f"{share:.0%}":>6}', flush=True)
         done += 1
     if o.quick:
         print(f'{done} passed, 0 failed')
