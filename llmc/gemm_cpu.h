@@ -330,8 +330,8 @@ void gemm(Y* c, i64 ldc, Matrix<X> a, Matrix<X> b, const X* bias, i64 M, i64 N, 
     if (M == 0 || N == 0) { return; }
     const bool few = M <= FEW_ROWS && !a.transposed && b.transposed, tiles = !few && amx_takes<X>();
     const GemmBlocks blocks(M, N, K);
-    const AmxCut amx(M, N, K, a.transposed, run.threads());
-    const i64 rows = few ? M : tiles ? amx.rows : blocks.rows, cols = few ? dot_cols(N, run) : tiles ? amx.cols : blocks.cols, down = ceil_div(M, rows);
+    const AmxCut tile_cut(M, N, K, a.transposed, run.threads());
+    const i64 rows = few ? M : tiles ? tile_cut.rows : blocks.rows, cols = few ? dot_cols(N, run) : tiles ? tile_cut.cols : blocks.cols, down = ceil_div(M, rows);
     run.parallel(down * ceil_div(N, cols), [&](i64 item) {
         const i64 i = item % down * rows, j = item / down * cols;
         const Matrix<X> a_part{a.data + (a.transposed ? i : i * a.ld), a.ld, a.transposed};
@@ -341,7 +341,7 @@ void gemm(Y* c, i64 ldc, Matrix<X> a, Matrix<X> b, const X* bias, i64 M, i64 N, 
         if (few) {
             dot_block(block);
         } else if (tiles) {
-            amx_block(block, amx.slabs);
+            amx_block(block, tile_cut.slabs);
         } else if (vendor_takes(block)) {
             vendor_block(block);
         } else {
