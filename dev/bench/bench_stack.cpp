@@ -1,7 +1,7 @@
 // bench_stack: what a network's stack takes from a loop of products on the same core, in seconds for each byte sent and received.
 //
-//   build/bench_stack '' N K OC SECONDS          on one host; waits for the other
-//   build/bench_stack ADDRESS N K OC SECONDS     on the other; ADDRESS is the first one's
+//   build/bench_stack '' N K OC fp32|bf16 SECONDS          on one host; waits for the other
+//   build/bench_stack ADDRESS N K OC fp32|bf16 SECONDS     on the other; ADDRESS is the first one's
 //
 // The product of train_gpt.cu runs for SECONDS, then again while bytes flow both ways over one non-blocking connection, moved between the blocks of the
 // product as collectives are. What it then computes less is the stack. Prints {"seconds_per_byte", "bytes_per_second"}.
@@ -49,12 +49,16 @@ std::array<int, 2> connections(const std::string& address) {
 }
 
 int main(int argc, char** argv) {
-    check(argc == 6, "usage: bench_stack ADDRESS|'' N K OC SECONDS");
+    check(argc == 7, "usage: bench_stack ADDRESS|'' N K OC fp32|bf16 SECONDS");
     const i64 N = atoll(argv[2]), K = atoll(argv[3]), OC = atoll(argv[4]);
-    const double seconds = atof(argv[5]);
+    const double seconds = atof(argv[6]);
     Run run(1);
-    std::vector<float> in(N * K, 0.5f), weight(OC * K, 0.5f), out(N * OC);
-    const auto product = [&] { matmul_forward(out.data(), OC, in.data(), weight.data(), (const float*)nullptr, N, K, OC, 1.0f, run); };
+    const auto product_in = [&]<typename X>(X) {
+        return [&run, N, K, OC, in = std::vector<X>(N * K, 0.5f), weight = std::vector<X>(OC * K, 0.5f), out = std::vector<X>(N * OC)]() mutable {
+            matmul_forward(out.data(), OC, in.data(), weight.data(), (const X*)nullptr, N, K, OC, 1.0f, run);
+        };
+    };
+    const std::function<void()> product = std::string(argv[5]) == "bf16" ? std::function<void()>(product_in(bf16())) : product_in(0.0f);
     const auto seconds_of_one = [&](double window) {
         i64 products = 0;
         const double begin = now_seconds();

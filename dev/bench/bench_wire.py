@@ -9,10 +9,13 @@ Hosts are network namespaces, each with one core and one rank of one thread; a p
 on), with a token bucket on every host's way out. That takes root (CAP_NET_ADMIN and CAP_SYS_ADMIN); nothing outside the namespaces is touched. A wire is
 named by what it takes for the bytes of p = 1, in units of the step's compute. For each p it prints
 
-  ideal       max(compute + stack, bytes / rate). compute: a step at p = 0 without a token bucket, less its waits. stack: the CPU time that moving the
-              bytes of this p takes, from a loop of products beside which they are moved over this wire (bench_stack)
+  ideal       max(compute + stack, bytes / rate). compute: CPU time of a step at p = 0 without a token bucket, of the host that takes longer. stack: the
+              CPU time that moving the bytes of this p takes, from a loop of products beside which they are moved over this wire (bench_stack)
   allowed     what the schedule's own order allows: ops on one line, exchanges on another, a wait waits
-  seconds     a step's, median, over the ideal; exposed: what of it the rank waited
+  seconds     a step's; over the ideal of the computing steps just before and after it; exposed: what of it rank 0 waited. Medians
+
+A core's pace may change by half within seconds, where neighbours share it. So all programs of a row live at once, and take steps in turn: computing, the schedules, PyTorch,
+computing, ...
   bytes       by the interface's counter, over those that the program counted; those over 2(T-1)/T times the payload
 
 and the same step by PyTorch with gloo (peer_wire.py) where --python names an interpreter that has it.
@@ -21,6 +24,7 @@ import argparse
 import array
 import contextlib
 import functools
+import glob
 import json
 import os
 import random
@@ -32,6 +36,8 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 sys.path.insert(0, os.path.join(ROOT, 'dev', 'roofline'))
@@ -39,8 +45,8 @@ sys.path.insert(0, os.path.join(ROOT, 'scripts'))
 from measure import cpu_name  # noqa: E402
 from roofline import cost, kind, step_calls  # noqa: E402
 
-MODELS = {'130m': dict(layers=12, channels=768, heads=16, ffn=2048, vocab=32000, batch=8, seq=256, passes=8),
-          '20m': dict(layers=6, channels=512, heads=8, ffn=1408, vocab=4096, batch=16, seq=256, passes=4),
+MODELS = {'130m': dict(layers=12, channels=768, heads=16, ffn=2048, vocab=32000, batch=16, seq=256, passes=16),
+          '20m': dict(layers=6, channels=512, heads=8, ffn=1408, vocab=4096, batch=32, seq=256, passes=16),
           'quick': dict(layers=2, channels=256, heads=4, ffn=512, vocab=512, batch=4, seq=128, passes=4, dtype='fp32')}
 # All compute the batch in the same passes of so many sequences, and give the same bits.
 SCHEDULES = {'plain': lambda sequences: ['--micro-batch', sequences],
@@ -48,7 +54,8 @@ SCHEDULES = {'plain': lambda sequences: ['--micro-batch', sequences],
              'overlapped': lambda sequences: ['--micro-batch', sequences, '--overlap-batches', 8]}
 # What a core does of each in a second, for the shares of ops in the timeline alone: the sum is scaled to the compute that was measured.
 SHARES = {'fp32': {'product': 100e9, 'attention_forward': 60e9, 'attention_backward': 60e9, 'memory': 10e9},
-          'bf16': {'product': 140e9, 'attention_forward': 44e9, 'attention_backward': 41e9, 'memory': 10e9}}
+          'bf16': {'product': 140e9, 'attention_forward': 44e9, 'attention_backward': 41e9, 'memory': 10e9},
+          'bf16 with AMX': {'matmul_forward': 550e9, 'matmul_dgrad': 430e9, 'matmul_wgrad': 380e9, 'attention_forward': 145e9, 'attention_backward': 112e9, 'memory': 12e9}}
 
 # Bytes that a wire which was idle makes up for. A smaller bucket costs the kernel much more time.
 BUCKET = 128 << 10
@@ -65,6 +72,7 @@ class Hosts:
     def __init__(self, count, folder):
         self.count, self.names = count, [f'wire{os.getpid()}_{i}' for i in range(count)]
         self.switch = f'wire{os.getpid()}_s'
+        self.taken = set()  # processes that belong to a job
         self.agent = os.path.join(folder, 'agent')
         with open(self.agent, 'w') as f:  # stands for ssh: agent [options] ADDRESS COMMAND...
             f.write('#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nhost=$((${1##*.} - 1)); shift\n'
@@ -95,11 +103,14 @@ class Hosts:
 
     def __exit__(self, *_):
         for name in self.names + [self.switch]:
-            inside = subprocess.run(['ip', 'netns', 'pids', name], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
-            for pid in map(int, inside.split()):
+            for pid in self.pids(name):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             subprocess.run(['ip', 'netns', 'del', name], stderr=subprocess.DEVNULL)
+
+    @staticmethod
+    def pids(name):
+        return [int(pid) for pid in subprocess.run(['ip', 'netns', 'pids', name], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout.split()]
 
     @staticmethod
     def address(host):
@@ -116,6 +127,16 @@ class Hosts:
     def bytes_sent(self, host):
         out = run('ip', '-n', self.names[host], '-s', '-j', 'link', 'show', 'wire', stdout=subprocess.PIPE).stdout
         return json.loads(out)[0]['stats64']['tx']['bytes']
+
+    def settle(self):
+        """Until what was sent has left."""
+        before = -1
+        while before != (before := sum(map(self.bytes_sent, range(self.count)))):
+            time.sleep(0.02)
+
+    @staticmethod
+    def start(command, **kw):
+        return subprocess.Popen([str(c) for c in command], **kw)
 
     def inside(self, host, command):
         """The command, on this host's core."""
@@ -161,6 +182,12 @@ def fast_dtype(shape):
     return 'bf16' if 'bf16 activations' in numbers else 'fp32'
 
 
+@functools.lru_cache
+def has_amx():
+    with open('/proc/cpuinfo') as f:
+        return 'amx_bf16' in f.read()
+
+
 def payload(shape, p):
     """Bytes of a step's sums over ranks, in the step's own type: four reduces of k channels in each layer; all channels twice at the block entry, backward in
     fp32. (The head's three numbers a token are not counted: a thousandth.)"""
@@ -197,8 +224,8 @@ def calls_of(shape, p, T, schedule):
 
 def op_weight(c, dtype):
     """Seconds of an op, but for a factor that all have."""
-    rates = SHARES[dtype]
-    return cost(c).bytes / rates['memory'] if kind(c['op']) == 'memory' else cost(c).flops / rates[kind(c['op'])]
+    rates = SHARES['bf16 with AMX' if dtype == 'bf16' and has_amx() else dtype]
+    return cost(c).bytes / rates['memory'] if kind(c['op']) == 'memory' else cost(c).flops / rates.get(c['op'], rates.get(kind(c['op'])))
 
 
 def allowed(shape, p, T, schedule, compute, wire):
@@ -210,9 +237,71 @@ def allowed(shape, p, T, schedule, compute, wire):
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
+def comm(pid):
+    with contextlib.suppress(OSError), open(f'/proc/{pid}/comm') as f:
+        return f.read()
+    return ''
+
+
+class Job:
+    """A program of one process a host that takes steps, and stands still between them: so programs take steps in turn, on a machine whose pace changes from one
+    second to the next. It writes a JSON record after each step to `records`."""
+    BEGUN = 0.02  # seconds that the next step has run when its processes are stopped; they count
+
+    def __init__(self, hosts, records, name):
+        """name: of its processes. Returns when the first step is done, which touches all memory for the first time."""
+        self.hosts, self.records, self.counted, self.sent = hosts, records, 0, 0
+        self.next_record()
+        self.pids = [pid for host in hosts.names for pid in hosts.pids(host) if pid not in hosts.taken and name in comm(pid)]
+        hosts.taken.update(self.pids)
+        self.pause(time.perf_counter())
+
+    def next_record(self):
+        for line in self.records:
+            record = json.loads(line) if line.startswith('{') else {}
+            if record.get('kind') == 'step':
+                return record
+            if record.get('kind') == 'end':
+                sys.exit(f'bench_wire: {record["command"]}\n{record["output"]}')
+        sys.exit('bench_wire: a program ended')
+
+    def signal(self, number):
+        for pid in self.pids:
+            os.kill(pid, number)
+
+    def cpu_seconds(self):
+        """Of each host's process."""
+        return [1e-9 * sum(int(open(path).read().split()[0]) for path in glob.glob(f'/proc/{pid}/task/*/schedstat')) for pid in self.pids]
+
+    def pause(self, begin):
+        time.sleep(self.BEGUN)
+        self.signal(signal.SIGSTOP)
+        self.begun = time.perf_counter() - begin
+        self.hosts.settle()
+
+    def turn(self):
+        """One step, from the moment where the last turn ended."""
+        cpu, sent, paused = self.cpu_seconds(), self.hosts.bytes_sent(0), time.perf_counter()
+        self.signal(signal.SIGCONT)
+        record, end = self.next_record(), time.perf_counter()
+        seconds, away = self.begun + end - paused, paused - getattr(self, 'end', paused)
+        self.pause(end)
+        self.end = end
+        busy = [b - a for a, b in zip(cpu, self.cpu_seconds())]
+        exposed = record.get('comm_exposed_seconds', 0)
+        if abs(seconds - busy[0] - (exposed - away)) < abs(seconds - busy[0] - exposed):
+            exposed -= away  # it was waiting when it was stopped
+        self.counted += record.get('comm_bytes', 0)
+        self.sent += self.hosts.bytes_sent(0) - sent
+        return dict(seconds=seconds, exposed=exposed, busy=max(busy), bytes=record.get('comm_bytes'), loss=record['loss'])
+
+    def end_it(self):
+        self.signal(signal.SIGKILL)
+
+
 class Bench:
     def __init__(self, o, shape, hosts, folder):
-        self.o, self.shape, self.hosts, self.folder = o, shape, hosts, folder
+        self.o, self.shape, self.hosts, self.folder, self.started = o, shape, hosts, folder, 0
         rng = random.Random(0)
         tokens = array.array('H', [rng.randrange(shape['vocab']) for _ in range(shape['batch'] * shape['seq'] * 8 + 1)])
         self.data = f'{folder}/random.bin'
@@ -220,35 +309,34 @@ class Bench:
             f.write(struct.pack('<3i', 20240520, 1, len(tokens)).ljust(1024, b'\0') + tokens.tobytes())
 
     def ours(self, p, schedule):
-        """Steps after the first, which touches all memory for the first time; bytes of all."""
-        log = f'{self.folder}/log'
-        command = [os.path.join(ROOT, 'train_gpt'), '--train', self.data, '--log', log, '--global-batch', self.shape['batch'], '--steps', self.o.steps + 1, '--threads', 1,
+        self.started += 1
+        log = f'{self.folder}/log{self.started}'
+        os.mkfifo(log)
+        records = os.fdopen(os.open(log, os.O_RDWR), 'r')
+        command = [os.path.join(ROOT, 'train_gpt'), '--train', self.data, '--log', log, '--global-batch', self.shape['batch'], '--steps', 10000, '--threads', 1,
                    *flags_of(self.shape, p, self.hosts.count, schedule), *self.o.flags]
-        before = self.hosts.bytes_sent(0)
-        done = subprocess.run(list(map(str, self.hosts.mpirun(command))), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if done.returncode:
-            sys.exit(f'bench_wire: {shlex.join(map(str, command))}\n{done.stdout}')
-        with open(log) as f:
-            steps = [r for r in map(json.loads, f) if r['kind'] == 'step']
-        counted = sum(s['comm_bytes'] for s in steps)
-        later = steps[1:]
-        middle = sorted(later, key=lambda s: s['seconds'])[len(later) // 2]
-        return dict(seconds=statistics.median(s['seconds'] for s in later), exposed=middle['comm_exposed_seconds'], busy=statistics.median(s['seconds'] - s['comm_exposed_seconds'] for s in later),
-                    bytes=later[-1]['comm_bytes'], counter=(self.hosts.bytes_sent(0) - before) / counted, losses=[s['loss'] for s in steps])
+        program = self.hosts.start(self.hosts.mpirun(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+        def tell_its_end():
+            output = program.communicate()[0]
+            with contextlib.suppress(OSError), open(log, 'w') as f:
+                f.write(json.dumps(dict(kind='end', command=shlex.join(map(str, command)), output=output)) + '\n')
+        threading.Thread(target=tell_its_end, daemon=True).start()
+        return Job(self.hosts, records, 'train_gpt')
 
     def torch(self, p):
         env = [f'{k}={v}' for k, v in dict(WORLD_SIZE=self.hosts.count, MASTER_ADDR=self.hosts.address(0), MASTER_PORT=29500, GLOO_SOCKET_IFNAME='wire').items()]
-        command = [self.o.python, os.path.join(ROOT, 'dev/bench/peer_wire.py'), '--steps', self.o.steps + 1, '--sync-factor', p]
+        command = [self.o.python, os.path.join(ROOT, 'dev/bench/peer_wire.py'), '--steps', 10000, '--sync-factor', p]
         for name in ('layers', 'channels', 'heads', 'ffn', 'vocab', 'batch', 'seq', 'dtype'):
             command += ['--' + name, self.shape[name]]
-        out = self.hosts.each(lambda host: ['env', '-u', 'OPENBLAS_CORETYPE', *env, f'RANK={host}', *command])[0]
-        return statistics.median(json.loads(out.splitlines()[-1])['seconds'][1:])
+        started = [self.hosts.start(self.hosts.inside(host, ['env', '-u', 'OPENBLAS_CORETYPE', *env, f'RANK={host}', *command]), stdout=subprocess.PIPE, text=True) for host in range(self.hosts.count)]
+        return Job(self.hosts, started[0].stdout, os.path.basename(os.path.realpath(self.o.python))[:15])
 
     def stack(self):
         """CPU seconds for each byte that a host sends and receives over the wire as it is now."""
         rows = self.shape['batch'] * self.shape['seq'] // self.shape['passes']
         out = self.hosts.each(lambda host: [os.path.join(ROOT, 'build/bench_stack'), self.hosts.address(0) if host else '', rows, self.shape['channels'],
-                                            self.shape['ffn'] // 2, self.o.stack_seconds] if host < 2 else ['true'])
+                                            self.shape['ffn'] // 2, self.shape['dtype'], self.o.stack_seconds] if host < 2 else ['true'])
         return statistics.mean(json.loads(o)['seconds_per_byte'] for o in out[:2])
 
 
@@ -256,30 +344,54 @@ def report(o, shape, bench):
     T = bench.hosts.count
     tokens = shape['batch'] * shape['seq']
     rows = []
-    print(f'{cpu_name()}, {os.cpu_count()} cores; {T} hosts of one thread; {o.model}: {shape}; {o.steps} steps', flush=True)
-    for wire in o.wires:
+    median = statistics.median
+    print(f'{cpu_name()}, {os.cpu_count()} cores; {T} hosts of one thread; {o.model}: {shape}; {o.steps} steps of each, in turn', flush=True)
+    alone = bench.ours(0, 'plain')
+
+    def compute_step():
         bench.hosts.set_rate(None)
-        compute = bench.ours(0, 'plain')['busy']
+        return alone.turn()['busy']
+    for wire in o.wires:
+        compute = median(compute_step() for _ in range(3))
         rate = wire_bytes(shape, 1, T) / (wire * compute)
         bench.hosts.set_rate(rate)
         per_byte = max(0.0, bench.stack())
         print(f'\nwire {wire:g}x: {8e-6 * rate:.0f} Mbit/s; compute {compute:.2f} s; stack {per_byte * 1e9:.2f} CPU s/GB\n'
-              '   p | bytes/rate stack max(c,w) ideal' + ''.join(f' | {s:>11} s /ideal exposed allowed /allowed' for s in o.schedules)
+              '   p | bytes/rate compute stack ideal' + ''.join(f' | {s:>11} s /ideal   (least, most) exposed allowed /allowed' for s in o.schedules)
               + ' | bytes: counter/ours ours/payload' + ' | PyTorch s ours faster' * bool(o.python), flush=True)
         for p in o.sync_factors:
+            bench.hosts.set_rate(None)
+            jobs = {schedule: bench.ours(p, schedule) for schedule in o.schedules}
+            if o.python:
+                jobs['torch'] = bench.torch(p)
             bytes_ = wire_bytes(shape, p, T)
-            row = dict(wire=wire, p=p, rate=rate, compute=compute, stack=per_byte * bytes_, on_wire=bytes_ / rate, schedules={})
-            row['ideal'] = max(compute + row['stack'], row['on_wire'])
-            line = f'{p:4.2f} | {row["on_wire"]:10.2f} {row["stack"]:5.2f} {max(compute, row["on_wire"]):8.2f} {row["ideal"]:5.2f}'
+            stack, on_wire = per_byte * bytes_, bytes_ / rate
+            computes, steps = [compute_step()], {name: [] for name in jobs}
+            for _ in range(o.steps):
+                bench.hosts.set_rate(rate)
+                for name, job in jobs.items():
+                    steps[name].append(job.turn())
+                computes.append(compute_step())
+            for job in jobs.values():
+                job.end_it()
+            beside = [(a + b) / 2 for a, b in zip(computes, computes[1:])]  # of the computing steps before and after
+            ideals = [max(c + stack, on_wire) for c in beside]
+            row = dict(wire=wire, p=p, rate=rate, compute=median(computes), computes=computes, stack=stack, on_wire=on_wire, ideal=median(ideals), steps=steps, schedules={})
+            line = f'{p:4.2f} | {on_wire:10.2f} {row["compute"]:7.2f} {stack:5.2f} {row["ideal"]:5.2f}'
             for schedule in o.schedules:
-                r = row['schedules'][schedule] = bench.ours(p, schedule)
-                r['allowed'] = allowed(shape, p, T, schedule, compute + row['stack'], rate)
-                line += f' | {r["seconds"]:13.2f} {r["seconds"] / row["ideal"]:6.2f} {r["exposed"]:7.2f} {r["allowed"]:7.2f} {r["seconds"] / r["allowed"]:8.2f}'
-            row['best'] = min(r['seconds'] for r in row['schedules'].values())
+                taken = steps[schedule]
+                over = [s['seconds'] / ideal for s, ideal in zip(taken, ideals)]
+                allow = [allowed(shape, p, T, schedule, c + stack, rate) for c in beside]
+                r = row['schedules'][schedule] = dict(seconds=median(s['seconds'] for s in taken), over_ideal=median(over), exposed=median(s['exposed'] for s in taken), allowed=median(allow),
+                                                      over_allowed=median(s['seconds'] / a for s, a in zip(taken, allow)), best=min(s['seconds'] for s in taken), busy=median(s['busy'] for s in taken),
+                                                      counter=jobs[schedule].sent / jobs[schedule].counted, bytes=taken[-1]['bytes'])
+                line += f' | {r["seconds"]:13.2f} {r["over_ideal"]:6.2f} ({min(over):5.2f}, {max(over):5.2f}) {r["exposed"]:7.2f} {r["allowed"]:7.2f} {r["over_allowed"]:8.2f}'
+            best = min(row['schedules'], key=lambda s: row['schedules'][s]['over_ideal'])
             line += f' | {r["counter"]:19.4f} {r["bytes"] / bytes_:12.4f}'
             if o.python:
-                row['torch'] = bench.torch(p)
-                line += f' | {row["torch"]:9.2f} {row["torch"] / row["best"]:10.2f}x'
+                row['torch'] = median(s['seconds'] for s in steps['torch'])
+                row['faster'] = median(t['seconds'] / s['seconds'] for t, s in zip(steps['torch'], steps[best]))
+                line += f' | {row["torch"]:9.2f} {row["faster"]:10.2f}x'
             print(line, flush=True)
             rows.append(row)
     return rows
@@ -321,13 +433,16 @@ def quick(o):
         with scratch_folder() as folder, Hosts(2, folder) as hosts:
             bench, rate = Bench(o, shape, hosts, folder), 10e6
             hosts.set_rate(rate)
-            runs = {(p, s): bench.ours(p, s) for p, s in ((1, 'plain'), (1, 'interleaved'), (1, 'overlapped'), (0.5, 'overlapped'))}
-            for (p, schedule), r in runs.items():
-                on_wire = wire_bytes(shape, p, 2) / rate
-                expect(abs(r['counter'] - 1) <= 0.03, f'p = {p}, {schedule}: the interface counted {r["counter"]:.4f} of our bytes')
-                expect(abs(r['bytes'] / wire_bytes(shape, p, 2) - 1) <= 0.03, f'p = {p}, {schedule}: {r["bytes"]} bytes sent, 2(T-1)/T times the payload is {wire_bytes(shape, p, 2):.0f}')
-                expect(r['seconds'] >= 0.9 * on_wire, f'p = {p}, {schedule}: {r["seconds"]:.3f} s a step, its bytes take the wire {on_wire:.3f}')
-            expect(runs[1, 'plain']['losses'] == runs[1, 'interleaved']['losses'] == runs[1, 'overlapped']['losses'], 'all schedules have the same losses')
+            jobs = {(p, s): bench.ours(p, s) for p, s in ((1, 'plain'), (1, 'interleaved'), (1, 'overlapped'), (0.5, 'overlapped'))}
+            runs = {which: [job.turn() for _ in range(o.steps)] for which, job in jobs.items()}
+            for (p, schedule), steps in runs.items():
+                on_wire, job = wire_bytes(shape, p, 2) / rate, jobs[p, schedule]
+                expect(abs(job.sent / job.counted - 1) <= 0.03, f'p = {p}, {schedule}: the interface counted {job.sent / job.counted:.4f} of our bytes')
+                expect(abs(steps[0]['bytes'] / wire_bytes(shape, p, 2) - 1) <= 0.03, f'p = {p}, {schedule}: {steps[0]["bytes"]} bytes sent, 2(T-1)/T times the payload is {wire_bytes(shape, p, 2):.0f}')
+                seconds = statistics.median(step['seconds'] for step in steps)
+                expect(seconds >= 0.9 * on_wire, f'p = {p}, {schedule}: {seconds:.3f} s a step, its bytes take the wire {on_wire:.3f}')
+            losses = {schedule: [step['loss'] for step in runs[1, schedule]] for schedule in SCHEDULES}
+            expect(losses['plain'] == losses['interleaved'] == losses['overlapped'], 'all schedules have the same losses')
     print(f'{counts[True]} passed, {counts[False]} failed')
     return 1 if counts[False] else 0
 
@@ -341,7 +456,7 @@ def main():
     flags.add_argument('--sync-factors', type=numbers, default=[1, 0.75, 0.5, 0.25, 0])
     flags.add_argument('--schedules', type=lambda text: text.split(','), default=list(SCHEDULES))
     flags.add_argument('--hosts', type=int, default=2)
-    flags.add_argument('--steps', type=int, default=3, help='that count')
+    flags.add_argument('--steps', type=int, default=3, help='of each program, that count')
     flags.add_argument('--layers', type=int, help='fewer than the model has: a faster bench')
     flags.add_argument('--batch', type=int, help='sequences of a step')
     flags.add_argument('--passes', type=int, help='in which a step computes them: an even number')

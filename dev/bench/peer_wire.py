@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The peer of bench_wire.py: the same Llama in PyTorch, tensor-parallel over gloo, with sums of the first int(C*p) channels only. One process a rank, one
-thread each; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them. Prints one JSON line: seconds of every step, and the losses.
+thread each; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them. Prints a JSON line after each step: its seconds and loss.
 
     peer_wire.py --layers 12 --channels 768 --heads 16 --ffn 2048 --vocab 32000 --batch 4 --seq 256 --sync-factor 0.5
 
@@ -131,7 +131,6 @@ def main():
         dist.broadcast(p.data, 0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     data = torch.Generator().manual_seed(0)
-    seconds, losses = [], []
     for _ in range(o.steps):
         batch = torch.randint(0, o.vocab, (o.batch, o.seq + 1), generator=data)
         dist.barrier()
@@ -148,10 +147,8 @@ def main():
             p.grad.mul_(min(1.0, 1.0 / (norm.item() + 1e-6)))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        seconds.append(time.perf_counter() - begin)
-        losses.append(loss.item())
-    if rank == 0:
-        print(json.dumps(dict(torch=torch.__version__, seconds=seconds, losses=losses)))
+        if rank == 0:
+            print(json.dumps(dict(kind='step', loss=loss.item(), seconds=time.perf_counter() - begin)), flush=True)
 
 
 if __name__ == '__main__':
