@@ -132,6 +132,8 @@ public:
 
     // Bytes of the files that are used up, as they lie there; for progress, from any thread.
     i64 packed_done() const { return packed_done_; }
+    // Whether next() goes on in a packed file; from the thread that calls it.
+    bool unpacks_file() const { return lines_ && lines_->stream().unpacks_file(); }
 
     // The next document, whose bytes are appended to `text`; behind them is room for LINE_PADDING. False at the end of the last file.
     bool next(RawDocument& doc, std::string& text) {

@@ -60,6 +60,8 @@ public:
 
     // Of the first bytes as they lie in the file: tells two inputs of one name and size apart.
     uint64_t start_hash() const { return start_hash_; }
+    // Whether it unpacks a file, which does not keep its reader waiting as a pipe may.
+    bool unpacks_file() const { return kind_ != Kind::plain && size_ >= 0; }
     // Bytes of the file that are used up: for progress.
     i64 packed_done() const { return file_at_ - (i64)(packed_end_ - packed_begin_); }
 

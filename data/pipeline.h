@@ -50,7 +50,6 @@ public:
           filter_(filter),
           tokenizer_(tokenizer),
           reader_(files, options.read, filter, from),
-          at_once_(std::any_of(files.begin(), files.end(), [](const InputFile& f) { return f.size < 0; }) ? 1 : BATCHES_AT_ONCE),
           most_bytes_(std::min<size_t>((options.threads + 1) * BYTES_PER_THREAD, MOST_BYTES)) {
         const std::lock_guard lock(mutex_);
         start_worker();
@@ -76,7 +75,7 @@ public:
     }
 
 private:
-    static constexpr int BATCHES_AT_ONCE = 16;
+    static constexpr int PACKED_BATCHES_AT_ONCE = 16;
     static constexpr size_t BATCH_BYTES = 512 << 10, BYTES_PER_THREAD = 6 << 20, MOST_BYTES = 128 << 20;
     static constexpr size_t MUCH_MEMORY = 8 << 20;  // of one document: the room that it took is not kept for the next
     static constexpr auto LOOK_UP = std::chrono::milliseconds(100);
@@ -103,16 +102,22 @@ private:
                 if (!batch->error) { make_all(*batch, parsers); }
             } catch (...) { batch->error = std::current_exception(); }
             lock.lock();
+            if (batch->text.capacity() <= MUCH_MEMORY) { texts_.push_back(std::move(batch->text)); }
+            batch->text = {};
             batch->done = true;
             if (batches_.front().get() == batch) { done_.notify_one(); }
         }
     }
-    // The next batch to work on; nullptr at the end. Whoever finds few reads some first, if nobody does: so nobody waits for one that reads.
+    // The next batch to work on; nullptr at the end. Whoever finds none reads one, if nobody does, and works on it while it is in the core's
+    // cache. Of a packed file many are read at once: the library's window and tables, which tokenizing evicts, are fetched as seldom.
     Batch* take_batch(std::unique_lock<std::mutex>& lock) {
         while (!stop_) {
-            if (!reading_ && !all_read_ && (int)raw_.size() < options_.threads && bytes_ < most_bytes_) {
+            if (!reading_ && !all_read_ && raw_.empty() && bytes_ < most_bytes_) {
                 reading_ = true;
-                for (int i = 0; i < at_once_ && !stop_ && !all_read_ && bytes_ < most_bytes_; i++) { read_batch(lock); }
+                int read = 0;
+                do {
+                    read_batch(lock);
+                } while (++read < PACKED_BATCHES_AT_ONCE && reader_.unpacks_file() && !stop_ && !all_read_ && bytes_ < most_bytes_);
                 reading_ = false;
                 changed_.notify_all();
             } else if (!raw_.empty()) {
@@ -148,21 +153,25 @@ private:
     }
     // One that has been handed out gives its memory to the next: neither allocation nor new pages for each.
     std::unique_ptr<Batch> empty_batch() {
-        if (used_.empty()) {
-            auto batch = std::make_unique<Batch>();
-            batch->text.reserve(2 * BATCH_BYTES);  // the last document may go beyond
-            batch->ids.reserve(BATCH_BYTES / 2);
-            return batch;
-        }
-        std::unique_ptr<Batch> batch = std::move(used_.back());
-        used_.pop_back();
+        std::unique_ptr<Batch> batch = take_last(used_);
+        if (!batch) { batch = std::make_unique<Batch>(); }
+        batch->text = take_last(texts_);  // tokenized just now: most of it is still in a core's cache
         batch->text.clear();
+        batch->text.reserve(2 * BATCH_BYTES);  // the last document may go beyond
         batch->raw.clear();
         batch->works.clear();
         batch->ids.clear();
+        batch->ids.reserve(BATCH_BYTES / 2);
         batch->bytes = 0;
         batch->done = false;
         return batch;
+    }
+    template <typename T>
+    static T take_last(std::vector<T>& from) {
+        if (from.empty()) { return {}; }
+        T last = std::move(from.back());
+        from.pop_back();
+        return last;
     }
     void make_all(Batch& batch, Parsers& parsers) const {
         for (RawDocument& raw : batch.raw) { batch.works.push_back(make(raw, batch, parsers)); }
@@ -196,7 +205,7 @@ private:
         std::unique_lock lock(mutex_);
         if (current_) {
             bytes_ -= current_->bytes;
-            if (current_->text.capacity() + current_->ids.capacity() * sizeof(int32_t) <= MUCH_MEMORY) { used_.push_back(std::move(current_)); }
+            if (current_->ids.capacity() * sizeof(int32_t) <= MUCH_MEMORY) { used_.push_back(std::move(current_)); }
             current_.reset();
             changed_.notify_one();
         }
@@ -219,7 +228,6 @@ private:
     const Filter& filter_;
     const Tokenizer* tokenizer_;
     DocumentReader reader_;
-    const int at_once_;  // a pipe may keep its reader waiting, who then must not have work of its own
     const size_t most_bytes_;
 
     std::mutex mutex_;                            // of what follows
@@ -228,6 +236,7 @@ private:
     std::deque<Batch*> raw_;                      // those that nobody works on yet
     bool reading_ = false;                        // a worker uses reader_
     std::vector<std::unique_ptr<Batch>> used_;
+    std::vector<std::string> texts_;  // of batches that are done
     size_t bytes_ = 0;  // of the batches that are not handed out yet
     bool all_read_ = false, stop_ = false;
     std::unique_ptr<Batch> current_;  // next()'s own
