@@ -1253,6 +1253,21 @@ struct PlannedComm : Comm {
     void finish(int) override {}
 };
 
+// The largest that divides a rank's share of a step into passes of MICRO_BATCH_TOKENS at most, and into as many as are to be under way at once.
+i64 default_micro_batch(const Options& o) {
+    const i64 passes_at_once = o.interleave ? 2 : 1, share = o.global_batch / o.dp / passes_at_once;
+    i64 sequences = std::max<i64>(std::min(MICRO_BATCH_TOKENS / o.seq, share / o.overlap_batches), 1);
+    while (sequences > 1 && share % sequences != 0) { sequences--; }
+    return sequences * passes_at_once;
+}
+
+// What follows from the number of ranks.
+Options on_ranks(Options o, int D) {
+    o.dp = D;
+    if (o.micro_batch == -1) { o.micro_batch = default_micro_batch(o); }
+    return o;
+}
+
 int run_ranks(const Options& options) {
     if (options.dry_run && !launched_world().by_mpi) {
         const int D = std::max(options.dp, 1);
@@ -1260,12 +1275,12 @@ int run_ranks(const Options& options) {
         Ranks ranks = {&world, &tp, &dp, 1};
         Run run = planning_run();
         DataSets none;
-        return options.dtype == "bf16" ? train<bf16>(options, ranks, run, none) : train<float>(options, ranks, run, none);
+        const Options o = on_ranks(options, D);
+        return o.dtype == "bf16" ? train<bf16>(o, ranks, run, none) : train<float>(o, ranks, run, none);
     }
     DataSets sets;
     return launch(options.tp, options.dp, [&](Ranks& host) {
-        Options o = options;
-        o.dp = host.dp->size;
+        const Options o = on_ranks(options, host.dp->size);
         DeviceRank rank(host, o.threads, o.comm_timeout);
         if (o.dtype == "bf16") { return o.uses_a_model() ? use<bf16>(o, rank.ranks, rank.run) : train<bf16>(o, rank.ranks, rank.run, sets); }
         return o.uses_a_model() ? use<float>(o, rank.ranks, rank.run) : train<float>(o, rank.ranks, rank.run, sets);

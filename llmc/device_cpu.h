@@ -17,6 +17,7 @@
 
 constexpr const char* BACKEND_NAME = "cpu";
 constexpr const char* MEMORY_PLACE = "host";
+constexpr i64 MICRO_BATCH_TOKENS = 1024;  // of --micro-batch -1: more are no faster (docs/notes.md), and cost memory
 constexpr i64 DEVICE_ALIGN = 1;  // rows need no padding here
 
 struct bf16 {

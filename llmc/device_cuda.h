@@ -13,6 +13,7 @@
 
 constexpr const char* BACKEND_NAME = "cuda";
 constexpr const char* MEMORY_PLACE = "GPU";
+constexpr i64 MICRO_BATCH_TOKENS = 8192;  // of --micro-batch -1
 constexpr i64 DEVICE_ALIGN = 8;  // 16 bytes of the narrowest type: each row can then be read 128 bits at a time
 
 using bf16 = __nv_bfloat16;

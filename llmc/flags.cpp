@@ -142,10 +142,10 @@ void finish(Options& o) {
     o.shape.arch = o.arch == "gpt" ? Arch::GPT : Arch::LLAMA;
     o.shape.rotary = o.positions == "rotary";
     constexpr double MOST = 1 << 30;  // no count here is larger; products of a few of them fit in 64 bits
-    for (const auto& [value, flag] : std::initializer_list<std::pair<i64, const char*>>{{o.seq, "--seq"}, {o.micro_batch, "--micro-batch"}, {o.global_batch, "--global-batch"}}) {
+    for (const auto& [value, flag] : std::initializer_list<std::pair<i64, const char*>>{{o.seq, "--seq"}, {o.micro_batch == -1 ? 1 : o.micro_batch, "--micro-batch"}, {o.global_batch, "--global-batch"}}) {
         within((double)value, 1, MOST, flag);
     }
-    if (o.interleave && o.micro_batch % 2 != 0) {
+    if (o.interleave && o.micro_batch > 0 && o.micro_batch % 2 != 0) {
         usage_error("--micro-batch is %lld: --interleave wants an even number, to halve it\nHINT: --micro-batch %lld", (long long)o.micro_batch, (long long)o.micro_batch + 1);
     }
     within((double)o.overlap_batches, 1, (double)(Comm::MAX_IN_FLIGHT / (o.interleave ? 2 : 1)), "--overlap-batches");

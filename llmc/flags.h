@@ -19,7 +19,7 @@ struct Options {
     std::string private_scale = "forward";
     // data
     std::string train, val, order = "auto", split, data_cache;
-    i64 seq = 0, micro_batch = 4, global_batch = 0;
+    i64 seq = 0, micro_batch = -1, global_batch = 0;
     i64 seed = 1337;
     // optimiser
     i64 steps = 100;
@@ -80,7 +80,7 @@ void visit_flags(Options& o, Visitor&& v) {
     v(g, "--split", o.split, "Megatron's split of its sets by documents, such as 969,30,1: --train takes the first part, --val the second; empty: all documents");
     v(g, "--data-cache", o.data_cache, "folder for the indices of Megatron's order, mapped into memory and found again by later runs and other ranks; empty: they are made in memory");
     v(g, "--seq", o.seq, "tokens of a sequence S");
-    v(g, "--micro-batch", o.micro_batch, "sequences a data-parallel rank computes at once");
+    v(g, "--micro-batch", o.micro_batch, "sequences a data-parallel rank computes at once; -1: as many as make 1,024 tokens (8,192 on a GPU), enough for full speed, and divide its share of a step");
     v(g, "--global-batch", o.global_batch, "sequences of a step over all ranks; a multiple of --micro-batch times D");
     v(g, "--seed", o.seed, "of the weights, the data order and sampling");
     g = "Optimiser (AdamW)";

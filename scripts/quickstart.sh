@@ -42,7 +42,7 @@ fi
 step 'Training: 2 tensor-parallel ranks, half of the channels synchronised'
 ./train_gpt --model demo --tp 2 --sync-factor 0.5 \
     --train "$dir/kjv_0*.bin" --val "$dir/kjv_val_*.bin" --tokenizer "$dir/kjv.model" \
-    --steps 500 --micro-batch 8 --val-every 50 --val-batches 0 \
+    --steps 500 --val-every 50 --val-batches 0 \
     --prompt 'And the LORD said' --sample-every 500 --temperature 0.8 --top-k 40 \
     --out "$dir/model" --save-every 100 --keep 1 --resume --log "$dir/train.jsonl" || {
     status=$?

@@ -28,7 +28,7 @@ LLAMA = dict(arch='llama', layers=12, channels=768, heads=16, kv_heads=16, ffn=2
 GPT = dict(arch='gpt', layers=12, channels=768, heads=12, kv_heads=12, ffn=3072, vocab=50257, batch=4, seq=1024)
 SHAPES = {'130m': LLAMA, '130m-short': {**LLAMA, 'batch': 8, 'seq': 256},
           '15m': {**LLAMA, 'layers': 6, 'channels': 288, 'heads': 6, 'kv_heads': 6, 'ffn': 768, 'batch': 16, 'seq': 256},
-          '1.1b': {**LLAMA, 'layers': 2, 'channels': 2048, 'heads': 32, 'kv_heads': 8, 'ffn': 5632, 'batch': 1},  # two of its 22 layers
+          '1.1b': {**LLAMA, 'layers': 2, 'channels': 2048, 'heads': 32, 'kv_heads': 8, 'ffn': 5632},  # two of its 22 layers
           'gpt2': GPT}
 TINY = dict(layers=2, channels=64, heads=4, kv_heads=4, ffn=96, vocab=300, batch=2, seq=32)
 PIECES = 290  # of the tokenizer that generation writes with
@@ -54,7 +54,7 @@ def peer_python(given, name, *packages, **build):
 
 
 def shape_flags(shape):
-    flags = ['--arch', shape['arch'], '--micro-batch', shape['batch'], '--global-batch', shape['batch']]
+    flags = ['--arch', shape['arch'], '--global-batch', shape['batch']]
     for name in ('layers', 'channels', 'heads', 'kv_heads', 'ffn', 'vocab', 'seq'):
         flags += ['--' + name.replace('_', '-'), shape[name]]
     return flags + (['--positions', 'learned', '--tie'] if shape['arch'] == 'gpt' else [])
@@ -115,7 +115,7 @@ class Work:
 
     def limit(self):
         """seconds of a step in the type that train() took"""
-        out = measured([os.path.join(ROOT, 'build/step_ops'), '--micro-batches', '1', '--dtype', self.dtype, *self.flags])[0]
+        out = measured([os.path.join(ROOT, 'build/step_ops'), '--micro-batches', '1', '--micro-batch', str(self.shape['batch']), '--dtype', self.dtype, *self.flags])[0]
         calls = [c for c in map(json.loads, out.splitlines()) if 'op' in c]
         form = {'matmul_forward': 'forward', 'matmul_gelu_forward': 'forward', 'matmul_dgrad': 'dgrad', 'matmul_wgrad': 'wgrad'}
         products = [(c['flops'], f'{form[c["op"]]} {c["N"]} {c["K"]} {c["OC"]}') for c in calls if c['op'] in form]

@@ -193,7 +193,7 @@ int main(int argc, char** argv) {
         Options o;
         if (!parse_options((int)flags.size(), flags.data(), true, o)) { return EXIT_OK; }
         if (traced::make_calls && (o.tp > 1 || o.dp > 1)) { usage_error("--time is for one rank: there are --tp %d and --dp %d", o.tp, o.dp); }
-        o.dp = std::max(o.dp, 1);
+        o = on_ranks(o, std::max(o.dp, 1));
         o.global_batch = micro_batches * o.micro_batch * o.dp;
         if (o.dtype == "auto") { o.dtype = "bf16"; }
         return trace(o);

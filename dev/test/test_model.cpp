@@ -896,6 +896,21 @@ TEST(Flags, OptionsOfAnotherVersion) {
     EXPECT_EQ(options_to_json(same), options_to_json(o));
 }
 
+// --micro-batch -1. {tokens, sequences of a step, D, --overlap-batches, --interleave} -> sequences
+TEST(Flags, DefaultMicroBatch) {
+    const i64 full = MICRO_BATCH_TOKENS;
+    const std::vector<std::tuple<i64, i64, int, i64, bool, i64>> cases = {
+        {full, 4, 1, 1, false, 1}, {4 * full, 4, 1, 1, false, 1}, {full / 8, 32, 1, 1, false, 8}, {full / 8, 12, 1, 1, false, 6}, {full / 8, 14, 2, 1, false, 7}, {full / 8, 13, 1, 1, false, 1},
+        {full / 8, 3, 1, 1, false, 3}, {full / 8, 32, 1, 8, false, 4}, {full / 8, 4, 1, 8, false, 1}, {full, 4, 1, 1, true, 2}, {full / 8, 32, 1, 1, true, 16}, {full / 8, 12, 2, 1, true, 6}};
+    for (const auto& [S, G, D, at_once, interleave, want] : cases) {
+        Options o;
+        o.seq = S, o.global_batch = G, o.overlap_batches = at_once, o.interleave = interleave;
+        EXPECT_EQ(on_ranks(o, D).micro_batch, want) << S << " " << G << " " << D << " " << at_once << " " << interleave;
+        o.micro_batch = 3;
+        EXPECT_EQ(on_ranks(o, D).micro_batch, 3);
+    }
+}
+
 TEST(Flags, RefusalsNameTheFlag) {
     const std::vector<std::pair<std::vector<std::string>, const char*>> cases = {
         {{"--lr", "abc"}, "--lr"}, {{"--lr", "nan"}, "--lr"}, {{"--lr", "-1"}, "--lr"}, {{"--sync-factor", "1.5"}, "--sync-factor"},
