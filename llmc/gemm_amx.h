@@ -17,8 +17,8 @@ constexpr i64 AMX_SIDE = 32;  // rows and columns of c that a product works on a
 struct AmxCut {
     i64 rows, cols, slabs;
     AmxCut(i64 M, i64 N, i64 K, bool a_transposed, i64 threads) {
-        constexpr i64 SLAB = 384 * 1024, SUMS = 192 * 1024, TALLEST = 2048, LOWEST = 256, A_THREAD = 3;
-        slabs = std::max<i64>(ceil_div(K, a_transposed ? 512 : 4096), 1);  // a transposed strip is packed for every block of columns: short slabs, wide blocks
+        constexpr i64 SLAB = SLABF * 1024, SUMS = SUMSF * 1024, TALLEST = 2048, LOWEST = 256, A_THREAD = 3;
+        slabs = std::max<i64>(ceil_div(K, a_transposed ? 512 : DEEPF), 1);  // a transposed strip is packed for every block of columns: short slabs, wide blocks
         const i64 depth = std::max(round_up(ceil_div(K, slabs), amx::DEPTH), amx::DEPTH), across = ceil_div(N, SLAB / depth / AMX_SIDE * AMX_SIDE);
         cols = round_up(ceil_div(N, across), AMX_SIDE);
         const i64 wanted = ceil_div(A_THREAD * threads, across), tallest = slabs == 1 ? TALLEST : (a_transposed ? 2 : 1) * SUMS / cols;
@@ -136,6 +136,20 @@ ALWAYS_INLINE void amx_tiles(float* sums, i64 ld, const bf16* a, i64 lda, const 
     amx::store<0>(sums, LD), amx::store<1>(sums + amx::COLS, LD), amx::store<2>(below, LD), amx::store<3>(below + amx::COLS, LD);
 }
 
+// c's elements from (i, j) on, 32 x 32 of them where there are as many, = or += alpha times their sums, plus the bias.
+template <typename Y>
+ALWAYS_INLINE void amx_write(const Block<bf16, Y>& block, i64 i, i64 j, const float* sums) {
+    for (i64 r = 0; r < std::min(block.rows - i, AMX_SIDE); r++, sums += AMX_SIDE) {
+        Y* out = block.c + (i + r) * block.ldc + j;
+        vector_loop(std::min(block.cols - j, AMX_SIDE), [&](i64 n, auto lanes) {
+            vfloat value = block.alpha * load(sums + n, lanes);
+            if (block.bias) { value += load(block.bias + j + n, lanes); }
+            if (block.accumulate) { value += load(out + n, lanes); }
+            store(out + n, value, lanes);
+        });
+    }
+}
+
 template <typename Y>
 void amx_block(const Block<bf16, Y>& block, i64 slabs) {
     static thread_local Scratch<bf16> a_scratch, b_scratch;
@@ -164,22 +178,10 @@ void amx_block(const Block<bf16, Y>& block, i64 slabs) {
                 const Y* soon = !in_place ? out : panel + 1 < panels ? out + AMX_SIDE : c + std::min(i + AMX_SIDE, rows - AMX_SIDE) * ldc;  // what is written, or read, next
                 const AmxAhead ahead{(const char*)soon, ldc * (i64)sizeof(Y), (in_place ? k == 0 : last) && height == AMX_SIDE ? (i64)sizeof(Y) / 2 : 0,
                                      left + (AMX_SIDE + next.begin) * lda, lda, more ? next.size() : 0};
-                if constexpr (std::is_same_v<Y, float>) {
-                    if (in_place && height == AMX_SIDE && (panel + 1) * AMX_SIDE <= cols) {
-                        amx_tiles(out, ldc, left, lda, packed_b + panel * steps * 2 * AMX_TILE, steps, k > 0 || accumulate, ahead);
-                        continue;
-                    }
-                }
-                float* square = slabs > 1 ? sums + (strip * panels + panel) * SQUARE : sums;
-                amx_tiles(square, AMX_SIDE, left, lda, packed_b + panel * steps * 2 * AMX_TILE, steps, k > 0, ahead);
-                for (i64 r = 0; r < height && last; r++) {
-                    vector_loop(std::min(cols - panel * AMX_SIDE, AMX_SIDE), [&](i64 j, auto lanes) {
-                        vfloat value = alpha * load(square + r * AMX_SIDE + j, lanes);
-                        if (bias) { value += load(bias + panel * AMX_SIDE + j, lanes); }
-                        if (accumulate) { value += load(out + r * ldc + j, lanes); }
-                        store(out + r * ldc + j, value, lanes);
-                    });
-                }
+                const bool stands = in_place && height == AMX_SIDE && (panel + 1) * AMX_SIDE <= cols;
+                float* square = stands ? (float*)out : slabs > 1 ? sums + (strip * panels + panel) * SQUARE : sums;
+                amx_tiles(square, stands ? ldc : AMX_SIDE, left, lda, packed_b + panel * steps * 2 * AMX_TILE, steps, k > 0 || (stands && accumulate), ahead);
+                if (last && !stands) { amx_write(block, i, panel * AMX_SIDE, square); }
             }
         }
     }
