@@ -17,8 +17,8 @@ constexpr i64 AMX_SIDE = 32;  // rows and columns of c that a product works on a
 struct AmxCut {
     i64 rows, cols, slabs;
     AmxCut(i64 M, i64 N, i64 K, bool a_transposed, i64 threads) {
-        constexpr i64 SLAB = SLABF * 1024, SUMS = SUMSF * 1024, TALLEST = 2048, LOWEST = 256, A_THREAD = 3;
-        slabs = std::max<i64>(ceil_div(K, a_transposed ? 512 : DEEPF), 1);  // a transposed strip is packed for every block of columns: short slabs, wide blocks
+        constexpr i64 SLAB = 384 * 1024, SUMS = 192 * 1024, TALLEST = 2048, LOWEST = 256, A_THREAD = 3;
+        slabs = std::max<i64>(ceil_div(K, a_transposed ? 512 : 4096), 1);  // a transposed strip is packed for every block of columns: short slabs, wide blocks
         const i64 depth = std::max(round_up(ceil_div(K, slabs), amx::DEPTH), amx::DEPTH), across = ceil_div(N, SLAB / depth / AMX_SIDE * AMX_SIDE);
         cols = round_up(ceil_div(N, across), AMX_SIDE);
         const i64 wanted = ceil_div(A_THREAD * threads, across), tallest = slabs == 1 ? TALLEST : (a_transposed ? 2 : 1) * SUMS / cols;
