@@ -12,14 +12,15 @@ namespace cpu {
 
 constexpr i64 AMX_SIDE = 32;  // rows and columns of c that a product works on at once
 
-// How c is cut, and k into slabs. A thread's slab and, where there are several, the sums between slabs fill 3/4 of a 2 MiB L2; weight gradients (a is transposed) are summed
-// where they stand, and more rows to a slab were 2 to 15% faster there.
+// How c is cut, and k into slabs. Elements: a thread's slab fills a quarter of a 2 MiB L2 (3/8: 6% slower), with the sums between
+// slabs, where there are several, 5/8. Weight gradients, where a is transposed, have larger slabs, since a strip is packed for each of them, and are summed where they stand: more rows were 2 to 15% faster.
 struct AmxCut {
     i64 rows, cols, slabs;
     AmxCut(i64 M, i64 N, i64 K, bool a_transposed, i64 threads) {
-        constexpr i64 SLAB = 384 * 1024, SUMS = 192 * 1024, TALLEST = 2048, LOWEST = 256, A_THREAD = 3;
+        constexpr i64 SUMS = 192 * 1024, TALLEST = 2048, LOWEST = 256, A_THREAD = 3;
+        const i64 slab = (a_transposed ? 384 : 256) * 1024;
         slabs = std::max<i64>(ceil_div(K, a_transposed ? 512 : 4096), 1);  // a transposed strip is packed for every block of columns: short slabs, wide blocks
-        const i64 depth = std::max(round_up(ceil_div(K, slabs), amx::DEPTH), amx::DEPTH), across = ceil_div(N, SLAB / depth / AMX_SIDE * AMX_SIDE);
+        const i64 depth = std::max(round_up(ceil_div(K, slabs), amx::DEPTH), amx::DEPTH), across = ceil_div(N, slab / depth / AMX_SIDE * AMX_SIDE);
         cols = round_up(ceil_div(N, across), AMX_SIDE);
         const i64 wanted = ceil_div(A_THREAD * threads, across), tallest = slabs == 1 ? TALLEST : (a_transposed ? 2 : 1) * SUMS / cols;
         rows = std::min(tallest, std::max(LOWEST, ceil_div(M, wanted)));
