@@ -144,6 +144,32 @@ inline void attend_block(bf16* o, i64 ld_o, float* lse, const bf16* q, const bf1
     }
 }
 
+// p = 2^(scale s - log2_sum) and ds = p (dp - D), of scores s and dp (keys, LANES), keys even: rows (keys, LANES / 2; ld) of words of queries i and
+// i + LANES / 2, and ds_words (keys / 2, LANES) of two keys.
+ALWAYS_INLINE void soften_backward(bf16x2* p_rows, bf16x2* ds_rows, i64 ld, bf16x2* ds_words, const float* s, const float* dp, const float* log2_sum, const float* D, i64 keys, float scale) {
+    vfloat log2_sums[V], Ds[V];
+    for (int v = 0; v < V; v++) { log2_sums[v] = load(log2_sum + v * VL), Ds[v] = load(D + v * VL); }
+    for (i64 j = 0; j < keys; j += 2) {
+        vfloat p_j[2][V], ds_j[2][V];
+#pragma GCC unroll 4
+        for (int r = 0; r < 2 * V; r++) {
+            const i64 at = (j + r / V) * LANES + r % V * VL;
+            p_j[r / V][r % V] = exp2(load(s + at) * scale - log2_sums[r % V]);
+            ds_j[r / V][r % V] = p_j[r / V][r % V] * (load(dp + at) - Ds[r % V]);
+        }
+#pragma GCC unroll 2
+        for (int r = 0; r < 2; r++) {
+            for (int v = 0; v < V / 2; v++) {
+                const i64 at = (j + r) * ld + v * VL;
+                store(p_rows + at, words_of(p_j[r][v], p_j[r][v + V / 2]));
+                store(ds_rows + at, words_of(ds_j[r][v], ds_j[r][v + V / 2]));
+            }
+        }
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) { store(ds_words + j / 2 * LANES + v * VL, words_of(ds_j[0][v], ds_j[1][v])); }
+    }
+}
+
 // dq, dk and dv of one key-value head, from every parts-th of its key blocks, from `part` on; sums have the order of ops/attention.cuh.
 inline void attend_backward_head(bf16* dq, float* dq_partial, bf16* dk, bf16* dv, const bf16* datt, const bf16* att, i64 ld_att, const float* lse,
                                  const bf16* q, const bf16* k, const bf16* v, i64 S, i64 group, i64 HS, i64 part, i64 parts) {
@@ -211,27 +237,7 @@ inline void attend_backward_head(bf16* dq, float* dq_partial, bf16* dk, bf16* dv
                     amx::block_product(ds, LANES, v_rows + key0 * w.depth, w.depth, dot + g * words * LANES, LANES, round_up(seen, amx::ROWS), LANES, w.depth, false);
                     mask_after(s, key0, seen, query0);
                     for (i64 j = seen; j < whole; j++) { std::fill(s + j * LANES, s + (j + 1) * LANES, -INFINITY), std::fill(ds + j * LANES, ds + (j + 1) * LANES, 0.0f); }
-                    vfloat log2_sums[V], Ds[V];
-                    for (int v = 0; v < V; v++) { log2_sums[v] = load(log2_sum + g * LANES + v * VL), Ds[v] = load(D + g * LANES + v * VL); }
-                    for (i64 j = 0; j < whole; j += 2) {
-                        vfloat p_j[2][V], ds_j[2][V];
-#pragma GCC unroll 4
-                        for (int r = 0; r < 2 * V; r++) {
-                            const i64 at = (j + r / V) * LANES + r % V * VL;
-                            p_j[r / V][r % V] = exp2(load(s + at) * scale_log2 - log2_sums[r % V]);
-                            ds_j[r / V][r % V] = p_j[r / V][r % V] * (load(ds + at) - Ds[r % V]);
-                        }
-#pragma GCC unroll 2
-                        for (int r = 0; r < 2; r++) {
-                            for (int v = 0; v < V / 2; v++) {
-                                const i64 at = ((j + r) * QUERIES + g * LANES) / 2 + v * VL;
-                                store(p_rows + at, words_of(p_j[r][v], p_j[r][v + V / 2]));
-                                store(ds_rows + at, words_of(ds_j[r][v], ds_j[r][v + V / 2]));
-                            }
-                        }
-#pragma GCC unroll 2
-                        for (int v = 0; v < V; v++) { store(ds_words + (g * KEYS / 2 + j / 2) * LANES + v * VL, words_of(ds_j[0][v], ds_j[1][v])); }
-                    }
+                    soften_backward(p_rows + g * LANES / 2, ds_rows + g * LANES / 2, QUERIES / 2, ds_words + g * KEYS / 2 * LANES, s, ds, log2_sum + g * LANES, D + g * LANES, whole, scale_log2);
                 }
                 for (i64 g = first; g < groups; g++) {  // not at once: a tile's load waits for every row that is still on its way to L1
                     amx::block_product(dqt + g * w.rows * LANES, LANES, kt + key0 * w.rows, KEYS, ds_words + g * KEYS / 2 * LANES, LANES, w.rows, LANES, whole, true);
