@@ -730,7 +730,7 @@ struct Generator {
           acts(model.r, model.tp, 1, std::min(context, PREFILL), context, Keep::NOTHING) {
         next.add(&position, 1), next.add(&random, 1);
         acts.allocate(), next.allocate();
-        acts.kept.touch(model.run);  // the first token would touch nearly all pages of the cache: heads lie apart
+        for (Arena* arena : {&acts.kept, &acts.scratch}) { arena->touch(model.run); }  // else the prompt would, and its first token nearly all of the cache: heads lie apart
     }
 
     // The logits of what follows the first n rows of acts, the same on every rank: acts.row_logits (V).
