@@ -26,6 +26,7 @@ import contextlib
 import functools
 import glob
 import json
+import math
 import os
 import random
 import shlex
@@ -59,6 +60,9 @@ SHARES = {'fp32': {'product': 100e9, 'attention_forward': 60e9, 'attention_backw
 
 # Bytes that a wire which was idle makes up for. A smaller bucket costs the kernel much more time.
 BUCKET = 128 << 10
+
+# A step is not counted of which other programs took so much.
+DISTURBED = 0.05
 
 # ---- hosts and their wire --------------------------------------------------------------------------------------------
 def run(*command, **kw):
@@ -237,10 +241,11 @@ def allowed(shape, p, T, schedule, compute, wire):
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
-def comm(pid):
-    with contextlib.suppress(OSError), open(f'/proc/{pid}/comm') as f:
-        return f.read()
-    return ''
+def program_of(pid):
+    """What the process runs, also where it is a script."""
+    with contextlib.suppress(OSError), open(f'/proc/{pid}/cmdline') as f:
+        return [os.path.basename(word) for word in f.read().split('\0')[:2]]
+    return []
 
 
 class Job:
@@ -248,11 +253,11 @@ class Job:
     second to the next. It writes a JSON record after each step to `records`."""
     BEGUN = 0.02  # seconds that the next step has run when its processes are stopped; they count
 
-    def __init__(self, hosts, records, name):
-        """name: of its processes. Returns when the first step is done, which touches all memory for the first time."""
+    def __init__(self, hosts, records, program):
+        """Returns when the first step is done, which touches all memory for the first time."""
         self.hosts, self.records, self.counted, self.sent = hosts, records, 0, 0
         self.next_record()
-        self.pids = [pid for host in hosts.names for pid in hosts.pids(host) if pid not in hosts.taken and name in comm(pid)]
+        self.pids = [pid for host in hosts.names for pid in hosts.pids(host) if pid not in hosts.taken and program in program_of(pid)]
         hosts.taken.update(self.pids)
         self.pause(time.perf_counter())
 
@@ -273,27 +278,34 @@ class Job:
         """Of each host's process."""
         return [1e-9 * sum(int(open(path).read().split()[0]) for path in glob.glob(f'/proc/{pid}/task/*/schedstat')) for pid in self.pids]
 
+    def delays(self):
+        """Seconds in which each host's process could have run, and others ran on its core."""
+        return [1e-9 * int(open(f'/proc/{pid}/schedstat').read().split()[1]) for pid in self.pids]
+
     def pause(self, begin):
         time.sleep(self.BEGUN)
         self.signal(signal.SIGSTOP)
-        self.begun = time.perf_counter() - begin
+        self.stopped = time.perf_counter()
+        self.begun = self.stopped - begin
         self.hosts.settle()
 
     def turn(self):
         """One step, from the moment where the last turn ended."""
-        cpu, sent, paused = self.cpu_seconds(), self.hosts.bytes_sent(0), time.perf_counter()
+        cpu, delays, sent, paused = self.cpu_seconds(), self.delays(), self.hosts.bytes_sent(0), time.perf_counter()
         self.signal(signal.SIGCONT)
         record, end = self.next_record(), time.perf_counter()
-        seconds, away = self.begun + end - paused, paused - getattr(self, 'end', paused)
+        seconds, away = self.begun + end - paused, paused - self.stopped
         self.pause(end)
-        self.end = end
         busy = [b - a for a, b in zip(cpu, self.cpu_seconds())]
         exposed = record.get('comm_exposed_seconds', 0)
         if abs(seconds - busy[0] - (exposed - away)) < abs(seconds - busy[0] - exposed):
             exposed -= away  # it was waiting when it was stopped
+        others = [b - a for a, b in zip(delays, self.delays())]
+        if 'comm_exposed_seconds' in record:
+            others.append(seconds - exposed - busy[0])  # it was stopped by somebody else
         self.counted += record.get('comm_bytes', 0)
         self.sent += self.hosts.bytes_sent(0) - sent
-        return dict(seconds=seconds, exposed=exposed, busy=max(busy), bytes=record.get('comm_bytes'), loss=record['loss'])
+        return dict(seconds=seconds, exposed=exposed, busy=max(busy), delay=max(others), bytes=record.get('comm_bytes'), loss=record['loss'])
 
     def end_it(self):
         self.signal(signal.SIGKILL)
@@ -301,7 +313,7 @@ class Job:
 
 class Bench:
     def __init__(self, o, shape, hosts, folder):
-        self.o, self.shape, self.hosts, self.folder, self.started = o, shape, hosts, folder, 0
+        self.o, self.shape, self.hosts, self.folder, self.started, self.began = o, shape, hosts, folder, 0, time.perf_counter()
         rng = random.Random(0)
         tokens = array.array('H', [rng.randrange(shape['vocab']) for _ in range(shape['batch'] * shape['seq'] * 8 + 1)])
         self.data = f'{folder}/random.bin'
@@ -319,8 +331,8 @@ class Bench:
 
         def tell_its_end():
             output = program.communicate()[0]
-            with contextlib.suppress(OSError), open(log, 'w') as f:
-                f.write(json.dumps(dict(kind='end', command=shlex.join(map(str, command)), output=output)) + '\n')
+            with contextlib.suppress(OSError, ValueError):
+                os.write(records.fileno(), (json.dumps(dict(kind='end', command=shlex.join(map(str, command)), output=output)) + '\n').encode())
         threading.Thread(target=tell_its_end, daemon=True).start()
         return Job(self.hosts, records, 'train_gpt')
 
@@ -330,7 +342,7 @@ class Bench:
         for name in ('layers', 'channels', 'heads', 'ffn', 'vocab', 'batch', 'seq', 'dtype'):
             command += ['--' + name, self.shape[name]]
         started = [self.hosts.start(self.hosts.inside(host, ['env', '-u', 'OPENBLAS_CORETYPE', *env, f'RANK={host}', *command]), stdout=subprocess.PIPE, text=True) for host in range(self.hosts.count)]
-        return Job(self.hosts, started[0].stdout, os.path.basename(os.path.realpath(self.o.python))[:15])
+        return Job(self.hosts, started[0].stdout, 'peer_wire.py')
 
     def stack(self):
         """CPU seconds for each byte that a host sends and receives over the wire as it is now."""
@@ -345,20 +357,20 @@ def report(o, shape, bench):
     tokens = shape['batch'] * shape['seq']
     rows = []
     median = statistics.median
-    print(f'{cpu_name()}, {os.cpu_count()} cores; {T} hosts of one thread; {o.model}: {shape}; {o.steps} steps of each, in turn', flush=True)
+    print(f'{cpu_name()}, {os.cpu_count()} cores; {T} hosts of one thread; {o.model}: {shape}; up to {o.steps} steps of each, in turn', flush=True)
     alone = bench.ours(0, 'plain')
 
     def compute_step():
         bench.hosts.set_rate(None)
         return alone.turn()['busy']
     for wire in o.wires:
-        compute = median(compute_step() for _ in range(3))
+        compute = median(compute_step() for _ in range(2))
         rate = wire_bytes(shape, 1, T) / (wire * compute)
         bench.hosts.set_rate(rate)
         per_byte = max(0.0, bench.stack())
         print(f'\nwire {wire:g}x: {8e-6 * rate:.0f} Mbit/s; compute {compute:.2f} s; stack {per_byte * 1e9:.2f} CPU s/GB\n'
               '   p | bytes/rate compute stack ideal' + ''.join(f' | {s:>11} s /ideal   (least, most) exposed allowed /allowed' for s in o.schedules)
-              + ' | bytes: counter/ours ours/payload' + ' | PyTorch s ours faster' * bool(o.python), flush=True)
+              + ' | bytes: counter/ours ours/payload | rounds' + ' | PyTorch s ours faster' * bool(o.python), flush=True)
         for p in o.sync_factors:
             bench.hosts.set_rate(None)
             jobs = {schedule: bench.ours(p, schedule) for schedule in o.schedules}
@@ -367,7 +379,9 @@ def report(o, shape, bench):
             bytes_ = wire_bytes(shape, p, T)
             stack, on_wire = per_byte * bytes_, bytes_ / rate
             computes, steps = [compute_step()], {name: [] for name in jobs}
-            for _ in range(o.steps):
+            for step in range(o.steps):
+                if step > 0 and time.perf_counter() - bench.began > o.seconds:
+                    break
                 bench.hosts.set_rate(rate)
                 for name, job in jobs.items():
                     steps[name].append(job.turn())
@@ -376,21 +390,25 @@ def report(o, shape, bench):
                 job.end_it()
             beside = [(a + b) / 2 for a, b in zip(computes, computes[1:])]  # of the computing steps before and after
             ideals = [max(c + stack, on_wire) for c in beside]
+            clean = [i for i in range(len(ideals)) if all(taken[i]['delay'] < DISTURBED * taken[i]['seconds'] for taken in steps.values())] or range(len(ideals))
+
+            def undisturbed(values):
+                return [v for i, v in enumerate(values) if i in clean]
             row = dict(wire=wire, p=p, rate=rate, compute=median(computes), computes=computes, stack=stack, on_wire=on_wire, ideal=median(ideals), steps=steps, schedules={})
             line = f'{p:4.2f} | {on_wire:10.2f} {row["compute"]:7.2f} {stack:5.2f} {row["ideal"]:5.2f}'
             for schedule in o.schedules:
-                taken = steps[schedule]
-                over = [s['seconds'] / ideal for s, ideal in zip(taken, ideals)]
-                allow = [allowed(shape, p, T, schedule, c + stack, rate) for c in beside]
+                taken = undisturbed(steps[schedule])
+                over = [s['seconds'] / ideal for s, ideal in zip(taken, undisturbed(ideals))]
+                allow = [allowed(shape, p, T, schedule, c + stack, rate) for c in undisturbed(beside)]
                 r = row['schedules'][schedule] = dict(seconds=median(s['seconds'] for s in taken), over_ideal=median(over), exposed=median(s['exposed'] for s in taken), allowed=median(allow),
                                                       over_allowed=median(s['seconds'] / a for s, a in zip(taken, allow)), best=min(s['seconds'] for s in taken), busy=median(s['busy'] for s in taken),
                                                       counter=jobs[schedule].sent / jobs[schedule].counted, bytes=taken[-1]['bytes'])
                 line += f' | {r["seconds"]:13.2f} {r["over_ideal"]:6.2f} ({min(over):5.2f}, {max(over):5.2f}) {r["exposed"]:7.2f} {r["allowed"]:7.2f} {r["over_allowed"]:8.2f}'
             best = min(row['schedules'], key=lambda s: row['schedules'][s]['over_ideal'])
-            line += f' | {r["counter"]:19.4f} {r["bytes"] / bytes_:12.4f}'
+            line += f' | {r["counter"]:19.4f} {r["bytes"] / bytes_:12.4f} | {len(clean)} of {len(ideals):2}'
             if o.python:
-                row['torch'] = median(s['seconds'] for s in steps['torch'])
-                row['faster'] = median(t['seconds'] / s['seconds'] for t, s in zip(steps['torch'], steps[best]))
+                row['torch'] = median(s['seconds'] for s in undisturbed(steps['torch']))
+                row['faster'] = median(t['seconds'] / s['seconds'] for t, s in zip(undisturbed(steps['torch']), undisturbed(steps[best])))
                 line += f' | {row["torch"]:9.2f} {row["faster"]:10.2f}x'
             print(line, flush=True)
             rows.append(row)
@@ -457,6 +475,7 @@ def main():
     flags.add_argument('--schedules', type=lambda text: text.split(','), default=list(SCHEDULES))
     flags.add_argument('--hosts', type=int, default=2)
     flags.add_argument('--steps', type=int, default=3, help='of each program, that count')
+    flags.add_argument('--seconds', type=float, default=math.inf, help='after which a row has no further steps')
     flags.add_argument('--layers', type=int, help='fewer than the model has: a faster bench')
     flags.add_argument('--batch', type=int, help='sequences of a step')
     flags.add_argument('--passes', type=int, help='in which a step computes them: an even number')
