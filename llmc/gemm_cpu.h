@@ -126,7 +126,7 @@ ALWAYS_INLINE void put_dot(const Block<X, Y>& block, i64 i, i64 j, float dot) {
 }
 
 // Row i of a against W rows of the weight, those of c's columns j, j + gap, ... AHEAD: what comes FAR bytes later is fetched into L2, NEAR bytes later into L1.
-constexpr i64 FAR = 8192, NEAR = 2048, LINE = 64;
+constexpr i64 FAR = 8192, NEAR = 2048;
 template <int W, bool AHEAD, typename X, typename Y>
 ALWAYS_INLINE void dots(const Block<X, Y>& block, i64 i, i64 j, i64 gap) {
     constexpr i64 AT_ONCE = 4, STEP = AT_ONCE * DOT_WIDTH<X>;  // at once: hides the latency of additions

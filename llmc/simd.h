@@ -26,6 +26,8 @@ constexpr int VL = 8;
 constexpr int VL = 4;
 #endif
 
+constexpr i64 LINE = 64;  // bytes of a cache line
+
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
 // ---- vectors --------------------------------------------------------------------------------------------------------

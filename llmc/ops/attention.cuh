@@ -146,12 +146,12 @@ void attend_block(X* o, i64 ld_o, float* lse, const X* q, const X* k, const X* v
 template <typename X>
 void attend_one(X* o, float* lse, const X* q, const X* k, const X* v, i64 keys, i64 HS) {
     static thread_local Scratch<float> scratch;
-    constexpr i64 AHEAD = 32, LINE = 64 / sizeof(X), TILE = 16;
+    constexpr i64 AHEAD = 32, TILE = 16;
     float *p = scratch.get(keys + HS), *sums = p + keys;
     const float scale = 1.0f / sqrtf((float)HS);
     const auto fetch = [&](i64 row) __attribute__((always_inline)) {  // g++ drops calls of what only prefetches
         const X* from = row < keys ? k + row * HS : v + (row - keys) * HS;
-        for (i64 d = 0; d < HS && row < 2 * keys; d += LINE) { __builtin_prefetch(from + d, 0, 3); }
+        for (i64 d = 0; d < HS && row < 2 * keys; d += LINE / (i64)sizeof(X)) { __builtin_prefetch(from + d, 0, 3); }
     };
     for (i64 j = 0; j < keys; j++) {
         fetch(j + AHEAD);
