@@ -523,14 +523,13 @@ struct Trainer {
         : o(o), ranks(ranks), run(run),
           model(o.shape, make_tensor_parallel(o, ranks), o.seq, training ? passes() : 0,
                 o.grad_dtype == "bf16" ? DType::BF16 : DType::FP32, run), optimizer(model.table, ranks, o.zero == 1) {
-        for (i64 pass = 0; pass < (training ? std::min(o.overlap_batches * passes_at_once(), passes()) : passes_at_once()); pass++) {
+        for (i64 pass = 0; pass < (training ? std::min(o.overlap_batches * o.passes_at_once(), passes()) : o.passes_at_once()); pass++) {
             acts.emplace_back(model.r, model.tp, sequences(), o.seq, o.seq, training ? (Keep)o.recompute : Keep::NOTHING);
         }
         if (training) { optimizer.plan(state); }
     }
     // A micro-batch's, and what each of them computes.
-    i64 passes_at_once() const { return o.interleave ? 2 : 1; }
-    i64 sequences() const { return o.micro_batch / passes_at_once(); }
+    i64 sequences() const { return o.micro_batch / o.passes_at_once(); }
     i64 passes() const { return o.global_batch / ranks.dp->size / sequences(); }  // of this rank, in a step
     // Beside the families: what a library takes for attention.
     AttentionBy attention() const { return attention_by(dtype_of<X>, sequences(), o.seq, model.r.NHr); }
@@ -602,9 +601,9 @@ struct Trainer {
         for (i64 begun = 0, ended = 0; ended < all;) {
             // With --overlap-batches N, a micro-batch begins when the one before is an N-th of its way along: evenly spaced, some are in forward, which sends
             // more than it computes, while others are in the head and backward, which compute more than they send.
-            const bool room = turns.under_way() + passes_at_once() <= acts.size();
+            const bool room = turns.under_way() + o.passes_at_once() <= acts.size();
             if (begun < all && room && (turns.under_way() == 0 || turns.youngest().stops() >= model.stops(acts[0], B * S) / o.overlap_batches)) {
-                for (i64 i = 0; i < passes_at_once(); i++, begun++) {
+                for (i64 i = 0; i < o.passes_at_once(); i++, begun++) {
                     Activations<X>& s = acts[begun % acts.size()];
                     upload(s, windows + begun * B * (S + 1), B);
                     turns.begin(loss_and_gradients(s, begun == 0 ? GradMode::WRITE : GradMode::ADD, begun + 1 == all));
@@ -641,7 +640,7 @@ struct Trainer {
         for (i64 at = 0; at < windows; at += o.micro_batch * D) {
             std::vector<Pass> passes;
             i64 first = at + ranks.dp->rank * o.micro_batch;
-            for (i64 i = 0; i < passes_at_once(); i++) {
+            for (i64 i = 0; i < o.passes_at_once(); i++) {
                 const i64 valid = std::clamp<i64>(windows - first, 0, B);
                 for (i64 b = 0; b < valid; b++) { set.read_sequential(first + b, batch.data() + b * (S + 1)); }
                 upload(acts[i], batch.data(), valid);
@@ -649,7 +648,7 @@ struct Trainer {
                 first += B;
             }
             complete(std::move(passes), *ranks.tp);
-            for (i64 i = 0; i < passes_at_once(); i++) { loss += sum_of_losses(acts[i]); }
+            for (i64 i = 0; i < o.passes_at_once(); i++) { loss += sum_of_losses(acts[i]); }
         }
         return sum_over_dp(loss) / (double)(windows * S);
     }
@@ -1255,10 +1254,10 @@ struct PlannedComm : Comm {
 
 // The largest that divides a rank's share of a step into passes of MICRO_BATCH_TOKENS at most, and into as many as are to be under way at once.
 i64 default_micro_batch(const Options& o) {
-    const i64 passes_at_once = o.interleave ? 2 : 1, share = o.global_batch / o.dp / passes_at_once;
+    const i64 share = o.global_batch / o.dp / o.passes_at_once();
     i64 sequences = std::max<i64>(std::min(MICRO_BATCH_TOKENS / o.seq, share / o.overlap_batches), 1);
     while (sequences > 1 && share % sequences != 0) { sequences--; }
-    return sequences * passes_at_once;
+    return sequences * o.passes_at_once();
 }
 
 // What follows from the number of ranks.

@@ -148,7 +148,7 @@ void finish(Options& o) {
     if (o.interleave && o.micro_batch > 0 && o.micro_batch % 2 != 0) {
         usage_error("--micro-batch is %lld: --interleave wants an even number, to halve it\nHINT: --micro-batch %lld", (long long)o.micro_batch, (long long)o.micro_batch + 1);
     }
-    within((double)o.overlap_batches, 1, (double)(Comm::MAX_IN_FLIGHT / (o.interleave ? 2 : 1)), "--overlap-batches");
+    within((double)o.overlap_batches, 1, (double)(Comm::MAX_IN_FLIGHT / o.passes_at_once()), "--overlap-batches");
     within((double)o.steps, 0, 1e12, "--steps");
     if (o.shape.max_positions == 0) { o.shape.max_positions = o.seq; }
     finish_model(o.shape);

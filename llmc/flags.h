@@ -44,6 +44,7 @@ struct Options {
     bool ignore_eos = false, no_graph = false, info = false;
     std::vector<std::string> eval;
 
+    i64 passes_at_once() const { return interleave ? 2 : 1; }  // that a micro-batch is computed in
     // A trained model is used, not trained.
     bool uses_a_model() const { return generate >= 0 || !eval.empty() || info || !export_hf.empty(); }
 };

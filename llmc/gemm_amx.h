@@ -81,8 +81,8 @@ ALWAYS_INLINE void pack_columns(bf16* to, const bf16* from, i64 ld_from, i64 dep
 // to: for each 32 columns, for each 32 of depth, two tiles. Past the edges there are zeros.
 constexpr i64 AMX_TILE = amx::ROWS * amx::DEPTH;  // elements
 __attribute__((noinline)) inline void amx_pack_b(bf16* to, Matrix<bf16> b, i64 k0, i64 depth, i64 cols) {
-    const i64 panel = ceil_div(depth, amx::DEPTH) * 2 * AMX_TILE;
     if (!b.transposed) {  // along its rows, as it lies
+        const i64 panel = ceil_div(depth, amx::DEPTH) * 2 * AMX_TILE;
         for (i64 k = 0; k < depth; k += amx::DEPTH, to += 2 * AMX_TILE) {
             for (i64 j = 0; j < cols; j += AMX_SIDE) { pack_rows<false>(to + j / AMX_SIDE * panel, amx::DEPTH, AMX_TILE, b.data + (k0 + k) * b.ld + j, b.ld, depth - k, cols - j); }
         }

@@ -155,7 +155,7 @@ class Hosts:
 
     def each(self, command_of):
         """Runs command_of(host) on every host at once; returns what they print."""
-        started = [subprocess.Popen(self.inside(i, command_of(i)), stdout=subprocess.PIPE, text=True) for i in range(self.count)]
+        started = [self.start(self.inside(i, command_of(i)), stdout=subprocess.PIPE, text=True) for i in range(self.count)]
         outputs = [p.communicate()[0] for p in started]
         if any(p.returncode for p in started):
             sys.exit(f'bench_wire: {" ".join(map(str, command_of(0)))} failed')
@@ -354,7 +354,6 @@ class Bench:
 
 def report(o, shape, bench):
     T = bench.hosts.count
-    tokens = shape['batch'] * shape['seq']
     rows = []
     median = statistics.median
     print(f'{cpu_name()}, {os.cpu_count()} cores; {T} hosts of one thread; {o.model}: {shape}; up to {o.steps} steps of each, in turn', flush=True)
@@ -401,7 +400,7 @@ def report(o, shape, bench):
                 over = [s['seconds'] / ideal for s, ideal in zip(taken, undisturbed(ideals))]
                 allow = [allowed(shape, p, T, schedule, c + stack, rate) for c in undisturbed(beside)]
                 r = row['schedules'][schedule] = dict(seconds=median(s['seconds'] for s in taken), over_ideal=median(over), exposed=median(s['exposed'] for s in taken), allowed=median(allow),
-                                                      over_allowed=median(s['seconds'] / a for s, a in zip(taken, allow)), best=min(s['seconds'] for s in taken), busy=median(s['busy'] for s in taken),
+                                                      over_allowed=median(s['seconds'] / a for s, a in zip(taken, allow)), busy=median(s['busy'] for s in taken),
                                                       counter=jobs[schedule].sent / jobs[schedule].counted, bytes=taken[-1]['bytes'])
                 line += f' | {r["seconds"]:13.2f} {r["over_ideal"]:6.2f} ({min(over):5.2f}, {max(over):5.2f}) {r["exposed"]:7.2f} {r["allowed"]:7.2f} {r["over_allowed"]:8.2f}'
             best = min(row['schedules'], key=lambda s: row['schedules'][s]['over_ideal'])
