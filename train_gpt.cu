@@ -179,6 +179,7 @@ struct Activations {
     float *stats, *all_stats, *losses, *lse;  // (chunk, 3), (T, chunk, 3), (N), (chunk)
     float* row_logits;                      // (T, Vmax): one row of every shard, so the whole vocabulary in order
     int *tokens, *targets;                  // (N)
+    int* lookup_rows;                       // (N) of a tied model's LookupGradient
     X *dx, *dn, *datt, *dq, *dk, *dv, *dh;
     float* dx32;                            // (N, C) the residual's gradient at the block entry, summed in fp32
 
@@ -205,7 +206,7 @@ struct Activations {
 
         scratch.add(&n_out, N * r.C), scratch.add(&stats, chunk * 3), scratch.add(&all_stats, tp.comm.size * chunk * 3);
         scratch.add(&losses, N), scratch.add(&lse, chunk);
-        scratch.add(&tokens, N), scratch.add(&targets, N);
+        scratch.add(&tokens, N), scratch.add(&targets, N), scratch.add(&lookup_rows, training ? N : 0);
         scratch.add(&row_logits, training ? 0 : tp.comm.size * r.Vmax);
         scratch.add(&dn, training ? N * r.C : 0);
         // What the head reads and leaves is above. Between forward and backward nothing of the rest is in use: the logits take its place.
@@ -237,6 +238,25 @@ struct Activations {
 // =====================================================================================================================
 // 3. The model
 
+// A tied weight's gradient by the lookup, summed apart from the head's over a step of several micro-batches, so that the order of one's backward and
+// another's forward changes no bit. Rows are for the tokens that the step has: few, beside a vocabulary.
+struct LookupGradient {
+    i64 rows = 0;                     // room; 0 where nothing is summed apart
+    float* sum;                       // (rows, C)
+    int* tokens;                      // (rows) whose rows they are
+    std::vector<int> row_of, used;    // by token of the rank's shard, -1: none yet; the tokens, in order of their rows
+
+    void plan(Arena& arena, i64 most, i64 C) { rows = most, arena.add(&sum, rows * C), arena.add(&tokens, rows); }
+    void begin_step(Range vocab) { row_of.assign(vocab.size(), -1), used.clear(); }
+    // -1: of another rank's shard.
+    int row(int token, Range vocab) {
+        if (token < vocab.begin || token >= vocab.end) { return -1; }
+        int& row = row_of[token - vocab.begin];
+        if (row < 0) { row = (int)used.size(), used.push_back(token); }
+        return row;
+    }
+};
+
 template <typename X>
 struct Model {
     const ModelConfig config;
@@ -247,20 +267,19 @@ struct Model {
     Arena parameters{"parameters"}, gradients{"gradients"}, rope{"rope table"};
     X* params;
     Gradients grads;
-    float* tied_head;                 // (Vr, C) a tied head's own part of the gradient, or null
+    LookupGradient lookups;
     ModelTensors<X*> w;
     ModelTensors<float*, Gradient> g;
     i64 positions;                    // rows of the rope table
     float *rope_cos, *rope_sin;       // (positions, HS/2); null with learned positions
 
-    // micro_batches: how many are summed into one gradient; 0 outside training. With several, a tied head and embedding are summed apart,
-    // so that the order of one's backward and another's forward changes no bit.
-    Model(const ModelConfig& config, const TensorParallel& tp, i64 positions, i64 micro_batches, DType grad_dtype, Run& run)
+    // micro_batches: how many are summed into one gradient, of micro_batch_tokens each; 0 outside training.
+    Model(const ModelConfig& config, const TensorParallel& tp, i64 positions, i64 micro_batches, i64 micro_batch_tokens, DType grad_dtype, Run& run)
         : config(config), tp(tp), run(run), r(config, tp.comm.size, tp.comm.rank), table(config, parameter_specs(config), tp.comm.size, tp.comm.rank),
-          tied_head(nullptr), positions(positions), rope_cos(nullptr), rope_sin(nullptr) {
+          positions(positions), rope_cos(nullptr), rope_sin(nullptr) {
         parameters.add(&params, table.count());
         if (micro_batches > 0) { grads.plan(gradients, table, grad_dtype); }
-        if (config.tie && micro_batches > 1) { gradients.add(&tied_head, r.Vr * r.C); }
+        if (config.tie && micro_batches > 1) { lookups.plan(gradients, std::min(micro_batches * micro_batch_tokens, r.Vr), r.C); }
         if (config.rotary) { rope.add(&rope_cos, positions * (r.HS / 2)), rope.add(&rope_sin, positions * (r.HS / 2)); }
     }
     void allocate() {
@@ -268,7 +287,6 @@ struct Model {
         const auto weight = [&](i64 i) { return params + i; };
         w = ModelTensors<X*>(table, config, weight, weight);
         if (grads.others) { g = {table, config, [&](i64 i) { return grads.fp32(i); }, [&](i64 i) { return grads.at(i); }}; }
-        if (tied_head) { g.head = tied_head; }
         if (config.rotary) { fill_rope_table(); }
     }
 
@@ -438,14 +456,18 @@ Pass Model<X>::backward(Activations<X>& s, i64 B, i64 S, GradMode mode, std::fun
     matmul_wgrad(g.layers[0].qkv, g.layers[0].qkv_bias, dqkv, r.QKVr, s.layers[0].n1, N, C, r.QKVr, 1.0f, mode, run);
     layer_done(0);
     co_yield ticket;
-    embedding_backward(g.embedding, dx32, s.tokens, r.vocab, N, C, config.tie && !tied_head ? GradMode::ADD : mode, run);
+    if (lookups.rows > 0) { embedding_backward(lookups.sum, dx32, s.lookup_rows, Range{0, lookups.rows}, N, C, mode, run); }
+    else { embedding_backward(g.embedding, dx32, s.tokens, r.vocab, N, C, config.tie ? GradMode::ADD : mode, run); }
     if (g.position) { position_backward(g.position, dx32, B, S, C, config.max_positions, mode, run); }
 }
 
 // After the last micro-batch.
 template <typename X>
 void Model<X>::complete_tied_gradient() {
-    if (tied_head) { bias_backward(g.embedding, tied_head, 1, r.Vr * r.C, GradMode::ADD, run); }
+    const i64 n = (i64)lookups.used.size();
+    if (n == 0) { return; }
+    copy_to_device(lookups.tokens, lookups.used.data(), n, run);
+    embedding_backward(g.embedding, lookups.sum, lookups.tokens, r.vocab, n, r.C, GradMode::ADD, run);
 }
 
 // =====================================================================================================================
@@ -521,7 +543,7 @@ struct Trainer {
     // Without training there are no gradients, no optimiser state, and nothing is kept for backward.
     Trainer(const Options& o, Ranks& ranks, Run& run, bool training)
         : o(o), ranks(ranks), run(run),
-          model(o.shape, make_tensor_parallel(o, ranks), o.seq, training ? passes() : 0,
+          model(o.shape, make_tensor_parallel(o, ranks), o.seq, training ? passes() : 0, sequences() * o.seq,
                 o.grad_dtype == "bf16" ? DType::BF16 : DType::FP32, run), optimizer(model.table, ranks, o.zero == 1) {
         for (i64 pass = 0; pass < (training ? std::min(o.overlap_batches * o.passes_at_once(), passes()) : o.passes_at_once()); pass++) {
             acts.emplace_back(model.r, model.tp, sequences(), o.seq, o.seq, training ? (Keep)o.recompute : Keep::NOTHING);
@@ -543,6 +565,7 @@ struct Trainer {
         model.allocate(), state.allocate();
         for (Activations<X>& a : acts) { a.allocate(); }
         optimizer.bind(model.params, model.grads);
+        model.lookups.begin_step(model.r.vocab);
     }
 
     // How the last update rounded the parameters; new ones are rounded to nearest.
@@ -562,15 +585,17 @@ struct Trainer {
     // Windows of S+1 tokens to inputs and targets. Past `valid` windows: padding that has no loss.
     void upload(Activations<X>& s, const int32_t* windows, i64 valid) {
         const i64 B = sequences(), S = o.seq;
-        std::vector<int> tokens(B * S), targets(B * S);
+        std::vector<int> tokens(B * S), targets(B * S), lookup_rows(model.lookups.rows > 0 ? B * S : 0);
         for (i64 b = 0; b < B; b++) {
             for (i64 i = 0; i < S; i++) {
                 tokens[b * S + i] = b < valid ? windows[b * (S + 1) + i] : 0;
                 targets[b * S + i] = b < valid ? windows[b * (S + 1) + i + 1] : -1;
             }
         }
+        for (size_t i = 0; i < lookup_rows.size(); i++) { lookup_rows[i] = model.lookups.row(tokens[i], model.r.vocab); }
         copy_to_device(s.tokens, tokens.data(), B * S, run);
         copy_to_device(s.targets, targets.data(), B * S, run);
+        copy_to_device(s.lookup_rows, lookup_rows.data(), (i64)lookup_rows.size(), run);
     }
 
     // Everything that is computed from what was uploaded.
@@ -598,6 +623,7 @@ struct Trainer {
         const i64 B = sequences(), S = o.seq, all = passes();
         double local_loss = 0;
         Turns turns(*ranks.tp);
+        model.lookups.begin_step(model.r.vocab);
         for (i64 begun = 0, ended = 0; ended < all;) {
             // With --overlap-batches N, a micro-batch begins when the one before is an N-th of its way along: evenly spaced, some are in forward, which sends
             // more than it computes, while others are in the head and backward, which compute more than they send.
@@ -1207,7 +1233,7 @@ int use(const Options& o, Ranks& ranks, Run& run) {
     const i64 context = std::max<i64>(o.shape.max_positions, 1);
     const TextRule text(o.tokenizer, rule, o.shape.vocab);
     text.encode(o.prompt);  // refuses what it must before the weights are read
-    Model<X> model(o.shape, make_tensor_parallel(o, ranks), context, 0, DType::FP32, run);
+    Model<X> model(o.shape, make_tensor_parallel(o, ranks), context, 0, 0, DType::FP32, run);
     check_memory({&model.parameters, &model.rope}, 0, ranks);
     model.allocate();
     load(model);
