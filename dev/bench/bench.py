@@ -175,7 +175,8 @@ class Work:
             way = self.llama(prompt, count, dtype)[3]
         rows = []
         for _ in range(self.o.rounds):
-            rows.append((speed(*self.write(prompt, count, dtype)[:2]), limit(), speed(*self.llama(prompt, count, dtype, way)[:2]) if self.o.llama_python else None))
+            before, ours = limit(), speed(*self.write(prompt, count, dtype)[:2])
+            rows.append((ours, (before + limit()) / 2, speed(*self.llama(prompt, count, dtype, way)[:2]) if self.o.llama_python else None))
         peer, ratio = '-', '-'
         if self.o.llama_python:
             peer, ratio = f'{tokens(statistics.median(row[2] for row in rows))} (llama.cpp)', f'{statistics.median(ours / theirs for ours, _, theirs in rows):.2f}'

@@ -5,6 +5,7 @@
 // One call of the library on the whole product, with its own threads: dnnl_sgemm in fp32, in bf16 its matmul, the weight as it lies in memory or packed
 // beforehand in the library's own layout, whichever is faster. The best of some calls. Prints JSON Lines: {"product", "flops_per_second"} in the order of
 // the input, then {"triad", "read"}: bytes a second of a[i] = b[i] + 3 c[i] over three arrays of 256 MiB, and of a sum over BYTES (256 MiB where not given), on all threads.
+// Of reading it is the median of a second, because what it stands beside is a mean: of the time that some tens of tokens took.
 // A large L3 keeps part of what is read again and again: 128 MiB were read at 53 GB/s where 1 GiB was at 28 (Xeon, 300 MiB). So the rate of reading weights is asked for at their size.
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.hpp>
@@ -20,17 +21,26 @@
 
 namespace {
 
+// What calls took, the fastest first.
 template <typename Work>
-double best_seconds(const Work& work) {
-    double best = 1e30, spent = 0;
-    for (int times = 0; times < 3 || (spent < 0.3 && times < 50); times++) {
+std::vector<double> seconds_of_calls(const Work& work, double enough, size_t most) {
+    std::vector<double> seconds;
+    for (double spent = 0; seconds.size() < 3 || (spent < enough && seconds.size() < most); spent += seconds.back()) {
         const auto begin = std::chrono::steady_clock::now();
         work();
-        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-        best = std::min(best, seconds);
-        spent += seconds;
+        seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     }
-    return best;
+    std::sort(seconds.begin(), seconds.end());
+    return seconds;
+}
+template <typename Work>
+double best_seconds(const Work& work) {
+    return seconds_of_calls(work, 0.3, 50).front();
+}
+template <typename Work>
+double median_seconds(const Work& work) {
+    const auto seconds = seconds_of_calls(work, 1.0, 1000);
+    return seconds[seconds.size() / 2];
 }
 
 // forward: in (N,K) times the transposed weight (OC,K). dgrad: dout (N,OC) times the weight. wgrad: the transposed dout times in.
@@ -82,11 +92,9 @@ double seconds_bf16(const Product& p) {
 
 // For each thread work(its part of `count` elements).
 template <typename Work>
-double memory_rate(int arrays, i64 count, const Work& work) {
-    return arrays * 4.0 * (double)count / best_seconds([&] {
+void in_parallel(i64 count, const Work& work) {
 #pragma omp parallel
-               { work(split_range(count, omp_get_num_threads(), omp_get_thread_num())); }
-           });
+    { work(split_range(count, omp_get_num_threads(), omp_get_thread_num())); }
 }
 
 volatile float sink;
@@ -94,7 +102,7 @@ volatile float sink;
 // A sum over one array; AHEAD: what comes 8 KiB later is fetched into L2, 2 KiB later into L1, which some processors do not do by themselves.
 template <bool AHEAD>
 double read_rate(const float* array, i64 count) {
-    return memory_rate(1, count, [&](Range part) {
+    const auto sum = [&](Range part) {
         constexpr int LANES = 64, LINE = 16;  // sums side by side, so that no addition waits for another
         float sums[LANES] = {};
         for (i64 i = part.begin; i + LANES <= part.end; i += LANES) {
@@ -102,7 +110,8 @@ double read_rate(const float* array, i64 count) {
             for (int j = 0; j < LANES; j++) { sums[j] += array[i + j]; }
         }
         sink = std::accumulate(sums, sums + LANES, 0.0f);  // all of them are wanted: else the compiler reads a part
-    });
+    };
+    return 4.0 * (double)count / median_seconds([&] { in_parallel(count, sum); });
 }
 
 }  // namespace
@@ -120,12 +129,14 @@ int main(int argc, char** argv) {
         const i64 read_count = argc == 4 ? atoll(argv[3]) / 4 : COUNT;
         const auto array_of = [](i64 count, float value) {  // huge pages, as the trainer's; each thread touches its own part first
             float* array = (float*)device_alloc(4 * count, "an array");
-            memory_rate(1, count, [&](Range part) { std::fill(array + part.begin, array + part.end, value); });
+            in_parallel(count, [&](Range part) { std::fill(array + part.begin, array + part.end, value); });
             return array;
         };
         float *const a = array_of(COUNT, 0.0f), *const b = array_of(std::max(COUNT, read_count), 1.0f), *const c = array_of(COUNT, 2.0f);
-        const double triad = memory_rate(3, COUNT, [&](Range part) {
-            for (i64 i = part.begin; i < part.end; i++) { a[i] = b[i] + 3.0f * c[i]; }
+        const double triad = 3 * 4.0 * COUNT / best_seconds([&] {
+            in_parallel(COUNT, [&](Range part) {
+                for (i64 i = part.begin; i < part.end; i++) { a[i] = b[i] + 3.0f * c[i]; }
+            });
         });
         const double read = std::max(read_rate<false>(b, read_count), read_rate<true>(b, read_count));
         printf("{\"triad\": %.6g, \"read\": %.6g}\n", triad, read);
