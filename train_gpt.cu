@@ -20,19 +20,21 @@
 #include "llmc/device_rank.h"
 #include "llmc/flags.h"
 #include "llmc/huggingface_export.h"
-#include "llmc/init.h"
 #include "llmc/launch.h"
 #include "llmc/logger.h"
 #include "llmc/pass.h"
 #include "llmc/profile.h"
 #include "llmc/read_ahead.h"
 #include "llmc/run_data.h"
+#include "llmc/run_report.h"
+#include "llmc/run_state.h"
 #include "llmc/schedule.h"
 #include "llmc/tensors.h"
 #include "llmc/text_rule.h"
 #include "llmc/timed_ops.h"
 #include "llmc/tokenizer.h"
 #include "llmc/tp.h"
+#include "llmc/weights.h"
 #include "llmc/zero.h"
 
 // =====================================================================================================================
@@ -481,48 +483,6 @@ TensorParallel make_tensor_parallel(const Options& o, Ranks& ranks) {
             bf16_wire && T > 1 ? DType::BF16 : T > 1 ? DType::FP32 : o.dtype == "bf16" ? DType::BF16 : DType::FP32};
 }
 
-// Where the values of a tensor come from: of this rank's share of it, elements [begin, end). All of them at once, unless it says `in_pieces`.
-struct TensorSource {
-    std::function<void(const Tensor&, Range, float* values)> read;
-    bool in_pieces = false;
-};
-
-template <typename X>
-void load_parameters(Model<X>& model, const TensorSource& source, Rounding rounding, const std::function<void(const Tensor&, Range, const float*)>& also) {
-    static thread_local std::vector<float> values;
-    static thread_local std::vector<X> rounded;
-    for (const Tensor& t : model.table.tensors()) {
-        const i64 piece = source.in_pieces ? LOAD_PIECE : std::max<i64>(t.count(), 1);
-        model.run.parallel(ceil_div(t.count(), piece), [&](i64 item) {
-            const Range part{item * piece, std::min(t.count(), (item + 1) * piece)};
-            const i64 first = t.offset + part.begin;
-            values.resize(part.size());
-            source.read(t, part, values.data());
-            if constexpr (std::is_same_v<X, float>) { copy_to_device(model.params + first, values.data(), part.size(), model.run); }
-            else {
-                rounded.resize(part.size());
-                for (i64 i = 0; i < part.size(); i++) { rounded[i] = (X)rounding(values[i], first + i); }
-                copy_to_device(model.params + first, rounded.data(), part.size(), model.run);
-            }
-            also(t, part, values.data());
-        });
-    }
-    values = std::vector<float>(), rounded = std::vector<X>();  // = {} would keep their memory
-}
-
-// Where new weights come from: drawn, or imported. --private-scale init puts the factor sqrt(T) into the private rows of the
-// row-parallel weights here, once, instead of into every pass.
-TensorSource new_weights(const Options& o, const TensorParallel& tp, const HfWeights* imported) {
-    return {[&o, &tp, imported](const Tensor& t, Range, float* values) {
-        if (imported) { imported->read(t, values); }
-        else { init_tensor(t, o.shape, o.seed, values); }
-        if (o.private_scale == "init" && t.spec.split == Split::COLS) {
-            const float scale = (float)std::sqrt((double)tp.comm.size);
-            for (i64 i = tp.Ck * t.cols; i < t.count(); i++) { values[i] *= scale; }
-        }
-    }};
-}
-
 struct StepResult {
     double loss, grad_norm;
     bool skipped;
@@ -573,13 +533,13 @@ struct Trainer {
 
     // Fills the parameters, and the master weights of what this rank owns, from the source's fp32 values.
     void load(const TensorSource& source) {
-        load_parameters<X>(model, source, rounding(), [&](const Tensor& t, Range part, const float* values) {
+        load_parameters(model.params, model.table, source, rounding(), [&](const Tensor& t, Range part, const float* values) {
             optimizer.for_each_owned(t, [&](const auto& owned, i64 begin, i64 end) {
                 const i64 first = t.offset + part.begin;
                 begin = std::max(begin, first), end = std::min(end, t.offset + part.end);
                 if (begin < end) { optimizer.master_from_host(values + (begin - first), owned, {begin, end}, run); }
             });
-        });
+        }, run);
     }
 
     // Windows of S+1 tokens to inputs and targets. Past `valid` windows: padding that has no loss.
@@ -820,135 +780,6 @@ struct Generator {
 // =====================================================================================================================
 // 6. The run
 
-struct Volume {
-    double here, plain;  // bytes a rank sends per step for the partial channel reduces, at this p and at p = 1
-};
-Volume wire_volume(const Options& o, const TensorParallel& tp, i64 D) {
-    const double T = tp.comm.size, rows = (double)o.global_batch / (double)D * (double)o.seq;
-    const double per_channel = 4.0 * (double)o.shape.layers * rows * (double)dtype_bytes(tp.wire) * 2.0 * (T - 1) / T;
-    return {per_channel * (double)tp.Ck, per_channel * (double)tp.C};
-}
-
-// The box that every run begins with. Parameters in all count each tensor once, whatever the ranks.
-template <typename X>
-json print_header(const Options& o, Trainer<X>& trainer, Ranks& ranks, Logger& log, const DataLoader* train, const DataLoader* val) {
-    const ModelConfig& m = o.shape;
-    const int T = ranks.tp->size, D = ranks.dp->size;
-    i64 all = 0, here = 0, decayed = 0;
-    for (const TensorSpec& spec : parameter_specs(m)) {
-        i64 rows = 0;
-        for (const HfPart& part : spec.parts) { rows += part.rows; }
-        all += rows * std::max<i64>(spec.cols, 1);
-        decayed += spec.decay ? rows * std::max<i64>(spec.cols, 1) : 0;
-    }
-    for (const Tensor& t : trainer.model.table.tensors()) { here += t.count(); }
-    const Volume volume = wire_volume(o, trainer.model.tp, D);
-    const AttentionBy attention = trainer.attention();
-    i64 bytes = attention.workspace;
-    std::string memory;
-    nlohmann::ordered_json families = nlohmann::ordered_json::object();
-    for (const Arena* arena : trainer.families()) {
-        bytes += arena->bytes();
-        families[arena->name()] = families.value(arena->name(), (i64)0) + arena->bytes();
-    }
-    if (attention.workspace > 0) { families["attention workspace"] = attention.workspace; }
-    for (const auto& [name, size] : families.items()) { memory += format("%s%s %.3f", memory.empty() ? "" : ", ", name.c_str(), size.template get<double>() / 1073741824.0); }
-    auto row = [&](const char* key, const std::string& text) { log.line("| %-11s| %s", key, text.c_str()); };
-    const std::string rule = "+" + std::string(12, '-') + "+" + std::string(96, '-');
-    log.line("%s", rule.c_str());
-    row("model", format("%s: %s, %lld layers, C %lld, %lld heads of %lld (%lld KV), FFN %lld, V %lld, %s positions, %s", o.model.c_str(), m.is_llama() ? "Llama" : "GPT", (long long)m.layers,
-                        (long long)m.channels, (long long)m.heads, (long long)m.head_size, (long long)m.kv_heads, (long long)m.ffn, (long long)m.vocab,
-                        m.rotary ? "rotary" : "learned", m.tie ? "tied" : "untied"));
-    row("parameters", format("%s in all (%lld; %lld decayed, %lld not), %lld on this rank", human_count(all).c_str(), (long long)all, (long long)decayed, (long long)(all - decayed), (long long)here));
-    row("ranks", format("tp %d x dp %d, %s, %s%s", T, D, launched_world().by_mpi ? "MPI processes" : "threads of one process", trainer.run.place().c_str(),
-                        o.zero ? ", ZeRO-1" : ""));
-    row("sync", T == 1 ? std::string("one rank: no channel is private")
-                       : format("p %g: %lld of %lld channels shared, private scale %s, %s on the wire", o.sync_factor, (long long)trainer.model.tp.Ck, (long long)m.channels,
-                                o.private_scale.c_str(), dtype_name(trainer.model.tp.wire)));
-    const Blocks<X>& sent = trainer.acts[0].row.out;
-    row("wire", human_bytes(volume.here) + " per rank and step in the layers; " + human_bytes(volume.plain) + " at p = 1" +
-                (T > 1 && sent.ld_shared > sent.Ck ? format(" (rows padded to %lld channels: sent are %s)", (long long)sent.ld_shared,
-                                                             human_bytes(volume.here * (double)sent.ld_shared / (double)sent.Ck).c_str()) : ""));
-    row("memory", format("%.3f GiB per rank: %s", bytes / 1073741824.0, memory.c_str()));
-    row("numbers", format("%s activations and weights, fp32 master weights, %smoments; GEMM: %s", dtype_name(dtype_of<X>),
-                          o.grad_dtype == "bf16" ? "bf16 gradients in the layers, fp32 " : "gradients, ", gemm_library().c_str()) + (attention.library.empty() ? "" : "; attention: " + attention.library));
-    row("batch", format("%lld sequences of %lld = %s tokens a step, micro-batch %lld%s", (long long)o.global_batch, (long long)o.seq, human_count((double)(o.global_batch * o.seq)).c_str(),
-                        (long long)o.micro_batch, (std::string(o.interleave ? " in two halves, interleaved" : "") + (o.overlap_batches > 1 ? format(", %lld under way at once", (long long)o.overlap_batches) : "")).c_str()));
-    row("optimiser", format("AdamW, lr %g (%s, warm-up %lld, floor %g), decay %g, clip %g, %lld steps", o.lr, o.schedule.c_str(), (long long)o.warmup, o.min_lr, o.weight_decay, o.clip,
-                            (long long)o.steps));
-    for (const auto& [key, set] : {std::pair{"train", train}, std::pair{"validation", val}}) {
-        if (!set) { continue; }
-        for (const DataSource& source : set->sources()) {
-            std::string text = format("%s: %s, %s tokens in %zu file%s, %lld windows", source.glob.c_str(), source.kinds().c_str(), human_count((double)source.tokens).c_str(),
-                                      source.files.size(), source.files.size() == 1 ? "" : "s", (long long)source.windows());
-            if (!source.order) { text += format(", %lld tokens left over", (long long)source.left_over); }
-            if (set->sources().size() > 1 && set == train) { text += format(", share %.4f", source.weight); }
-            if (set == train) { text += format(", %.2f epochs in %lld steps", source.weight * (double)windows_of_run(o) / source.windows_per_epoch(o.seq), (long long)o.steps); }
-            row(key, text);
-        }
-        if (set == train) { row("order", set->order_text()); }
-    }
-    log.line("%s", rule.c_str());
-    return {{"parameters", all}, {"parameters_per_rank", here}, {"memory_bytes", json(families)}, {"memory_bytes_total", bytes}, {"wire_bytes_per_step", volume.here}, {"wire_bytes_per_step_p1", volume.plain}};
-}
-
-// What a dry run says of the GPU that it finds.
-void report_fit(i64 bytes, const PlannedDevice& device, Logger& log) {
-    if (device.bytes == 0) { return; }
-    const double need = (double)bytes * device.ranks / 1073741824.0, have = (double)device.bytes / 1073741824.0;
-    const std::string text = format("%.2f GiB for %d rank%s on a GPU (%s) of %.2f GiB", need, device.ranks, device.ranks == 1 ? "" : "s", device.name.c_str(), have);
-    if (need <= have) { log.line("fits: %s, which leaves %.2f GiB for CUDA and its libraries", text.c_str(), have - need); }
-    else { log.line("does not fit: %s\nHINT: lower --micro-batch, raise --recompute, --tp, or --dp with --zero 1", text.c_str()); }
-}
-
-// Refuses what cannot fit before anything is allocated, with the size; the kernel would kill the job without a word.
-void check_memory(const std::vector<const Arena*>& families, i64 workspace, const Ranks& ranks) {
-    i64 bytes = workspace;
-    for (const Arena* arena : families) { bytes += arena->bytes(); }
-    const double need = (double)bytes * ranks.ranks_on_device, have = (double)available_memory();
-    check(need <= have, "this run needs %.2f GiB on this %s (%d rank%s), and %.2f GiB are free\nHINT: lower --micro-batch (activations), or raise --recompute; --dry-run shows each part",
-          need / 1073741824.0, MEMORY_PLACE, ranks.ranks_on_device, ranks.ranks_on_device == 1 ? "" : "s", have / 1073741824.0);
-    ranks.world->barrier();  // before a sibling takes its share
-}
-
-// sent_rows: how the layers' shared channels lie. Where their rows are padded, as on a GPU, the padding is sent too, and is said.
-template <typename X>
-json bytes_record(const CommStats& before, const CommStats& after, const Blocks<X>& sent_rows) {
-    auto sent = [&](Traffic t) { return after.bytes[(int)t] - before.bytes[(int)t]; };
-    i64 all = 0;
-    for (int t = 0; t < (int)Traffic::COUNT; t++) { all += sent((Traffic)t); }
-    const i64 ld = sent_rows.ld_shared, padding = ld > 0 ? sent(Traffic::TP_LAYERS) * (ld - sent_rows.Ck) / ld : 0;
-    return {{"comm_bytes", all}, {"comm_bytes_tp_layers", sent(Traffic::TP_LAYERS)}, {"comm_bytes_padding", padding}, {"comm_bytes_embedding", sent(Traffic::EMBEDDING)},
-            {"comm_bytes_loss", sent(Traffic::LOSS)}, {"comm_bytes_dp", sent(Traffic::DP)}, {"comm_bytes_other", sent(Traffic::OTHER)}, {"comm_exposed_seconds", after.exposed_seconds - before.exposed_seconds}};
-}
-CommStats all_stats(const Ranks& ranks) {
-    CommStats sum;
-    for (Comm* comm : {ranks.world, ranks.tp, ranks.dp}) {
-        comm->update_stats();
-        for (int t = 0; t < (int)Traffic::COUNT; t++) { sum.bytes[t] += comm->stats.bytes[t]; }
-        sum.exposed_seconds += comm->stats.exposed_seconds;
-    }
-    return sum;
-}
-
-// The first record of a log: every flag's effective value, what was built, where it runs.
-json run_record(const Options& o, const Ranks& ranks, Run& run) {
-    Options e = o;
-    e.threads = run.threads() * ranks.ranks_on_host;
-    if (e.reduce_dtype == "auto") { e.reduce_dtype = e.dtype; }
-    if (e.decay_steps == 0) { e.decay_steps = e.steps; }
-    if (e.wsd_decay == 0) { e.wsd_decay = e.steps / 5; }
-    return {{"kind", "run"}, {"flags", json::parse(options_to_json(e))}, {"build", build_description() + ", " + gemm_library()}, {"host", host_name()}, {"ranks", ranks.world->size}};
-}
-
-// What a resumed run must find again, beside the arrays.
-json run_state(const Options& o, const DataLoader& data, const Sampler& sampler, const SpikeFilter& losses, const SpikeFilter& norms, i64 updates, i64 tokens) {
-    return {{"model", model_to_json(o.shape)}, {"tp", o.tp}, {"sync_factor", o.sync_factor}, {"private_scale", o.private_scale},
-            {"vocab_rows_per_rank", vocab_rows_per_rank(o.shape, o.tp)}, {"options", json::parse(options_to_json(o))},
-            {"data", {{"position", data.state().position}, {"drawn", data.state().drawn}, {"identity", data.identity()}, {"order", data.order_text()}}},
-            {"sampler", sampler.state}, {"recent_losses", losses.values}, {"recent_norms", norms.values}, {"updates", updates}, {"tokens_seen", tokens}, {"tokens", token_rule(data)}};
-}
-
 template <typename X>
 std::vector<StateView> state_views(Trainer<X>& trainer) {
     std::vector<StateView> views;
@@ -959,46 +790,19 @@ std::vector<StateView> state_views(Trainer<X>& trainer) {
     return views;
 }
 
-template <typename X>
-TensorSource saved_weights(Checkpoint& checkpoint, const Model<X>& model) {
-    return {[&checkpoint, &model](const Tensor& t, Range part, float* values) {
-        checkpoint.read(StateArray::MASTER, model.table, model.tp.comm.size, model.tp.comm.rank, {t.offset + part.begin, t.offset + part.end}, values);
-    }, true};
-}
-
-// p, T and who owns a vocabulary row are part of a model with private channels. The flags were compared by name already; this
-// is the law, whatever way a checkpoint came here.
-void check_same_model(const Options& o, const Checkpoint& checkpoint) {
-    const json& meta = checkpoint.meta();
-    const bool plain = o.sync_factor == 1.0 && meta.at("sync_factor") == 1.0;
-    const bool same = model_to_json(o.shape) == meta.at("model") && o.sync_factor == meta.at("sync_factor") &&
-                      (plain || (o.tp == checkpoint.tp() && meta.at("private_scale") == json(o.private_scale) && vocab_rows_per_rank(o.shape, o.tp) == meta.at("vocab_rows_per_rank")));
-    if (!same) { usage_error("'%s' holds another model: shape, --sync-factor, --tp or --private-scale differ\nHINT: leave those flags out to use the checkpoint's own", checkpoint.dir().c_str()); }
-}
-
 // Weights, moments, filters, data position, sampler: all as the saved run had them.
 template <typename X>
 void restore(Trainer<X>& trainer, Checkpoint& checkpoint, DataLoader& data, Sampler& sampler, i64& tokens) {
-    const Options& o = trainer.o;
-    check_same_model(o, checkpoint);
-    trainer.updates = checkpoint.meta().at("updates");
-    checkpoint.believe_later();
-    trainer.load(saved_weights(checkpoint, trainer.model));
-    load_moments(checkpoint, trainer.model.table, *trainer.ranks.tp, state_views(trainer), trainer.run);
-    checkpoint.confirm();
     const json& meta = checkpoint.meta();
-    const uint64_t identity = meta.at("data").at("identity");
-    const std::string order = meta.at("data").at("order");
-    if (identity != data.identity()) {
-        usage_error("--train '%s' is not the data of the checkpoint: other shards, --seq, --seed, --split or weights\nHINT: pass the same; a new run on other data starts with --init-from or anew",
-                    o.train.c_str());
-    }
-    if (order != data.order_text()) {
-        usage_error("the order of --train would change: the checkpoint's is %s; --order %s and --steps %lld give %s\nHINT: Megatron shuffles all epochs of a run together, so that their number is part of "
-                    "the order: the run was started with --order %s --steps %s", order.c_str(), o.order.c_str(), (long long)o.steps, data.order_text().c_str(),
-                    meta.at("options").at("order").get<std::string>().c_str(), meta.at("options").at("steps").dump().c_str());
-    }
-    data.set_state({meta.at("data").at("position"), meta.at("data").at("drawn")});
+    const ParameterTable& table = trainer.model.table;
+    const Comm& tp = *trainer.ranks.tp;
+    check_same_model(trainer.o, checkpoint);
+    trainer.updates = meta.at("updates");
+    checkpoint.believe_later();
+    trainer.load(saved_weights(checkpoint, table, tp));
+    load_moments(checkpoint, table, tp, state_views(trainer), trainer.run);
+    checkpoint.confirm();
+    restore_data(data, trainer.o, meta);
     sampler.state = meta.at("sampler");
     trainer.loss_filter.values = meta.at("recent_losses").get<std::deque<double>>();
     trainer.norm_filter.values = meta.at("recent_norms").get<std::deque<double>>();
@@ -1033,7 +837,7 @@ int train(const Options& o, Ranks& ranks, Run& run, DataSets& sets) {
     if (val) { check_same_tokenizer(*val, rule, "--val", o.val); }
     std::optional<TextRule> text;
     if (o.sample_every > 0 && !o.dry_run) { text.emplace(o.tokenizer, rule, o.shape.vocab); }
-    const json facts = print_header(o, trainer, ranks, log, data ? &*data : nullptr, val ? &*val : nullptr);
+    const json facts = print_header(o, ranks, run, trainer.model.table, trainer.model.tp, trainer.families(), trainer.attention(), data, val, log);
     if (o.dry_run) {
         report_fit(facts["memory_bytes_total"], planned_device(ranks, launched_world()), log);
         log.check_said();
@@ -1099,27 +903,9 @@ int train(const Options& o, Ranks& ranks, Run& run, DataSets& sets) {
     auto save = [&](i64 step) {
         if (o.out.empty()) { return; }
         const double begin = now_seconds();
-        const std::string path = save_checkpoint(o.out, run_state(o, windows.loader(), sampler, trainer.loss_filter, trainer.norm_filter, trainer.updates, tokens), step, state_views(trainer), ranks, o.keep, run);
+        const std::string path = save_checkpoint(o.out, run_state(o, windows.loader(), sampler.state, trainer.loss_filter, trainer.norm_filter, trainer.updates, tokens), step, state_views(trainer), ranks, o.keep, run);
         log.line("step %lld | checkpoint '%s' (%.1f s)", (long long)step, path.c_str(), now_seconds() - begin);
         log.record({{"kind", "checkpoint"}, {"step", step}, {"path", path}});
-    };
-    // A source that repeats is said when it does.
-    auto report_epochs = [&](i64 step, const StreamState& before) {
-        for (size_t s = 0; s < windows.loader().sources().size(); s++) {
-            const i64 epoch = windows.loader().epochs_begun(s, windows.loader().state());
-            if (epoch < 2 || epoch == windows.loader().epochs_begun(s, before)) { continue; }
-            const std::string& glob = windows.loader().sources()[s].glob;
-            log.line("step %lld | source %s begins its epoch %lld", (long long)step, glob.c_str(), (long long)epoch);
-            log.record({{"kind", "epoch"}, {"step", step}, {"source", glob}, {"epoch", epoch}});
-        }
-    };
-    auto report_shares = [&](i64 step) {
-        const DataLoader& drawn = windows.loader();
-        for (size_t s = 0; s < drawn.sources().size(); s++) {
-            const std::string share = drawn.sources().size() > 1 ? format("share %.4f wanted, %.4f drawn; ", drawn.sources()[s].weight, drawn.share_drawn(s)) : "";
-            log.line("source %s: %s%.2f epochs", drawn.sources()[s].glob.c_str(), share.c_str(), drawn.epochs(s));
-        }
-        log.record({{"kind", "data"}, {"step", step}, {"sources", sources_record(drawn)}});
     };
     auto every = [](i64 period, i64 step) { return period > 0 && step % period == 0; };
 
@@ -1146,7 +932,7 @@ int train(const Options& o, Ranks& ranks, Run& run, DataSets& sets) {
         tokens += o.global_batch * o.seq;
         recent.push_back(seconds);
         if (recent.size() > 32) { recent.pop_front(); }
-        const json sent = bytes_record(before, all_stats(ranks), trainer.acts[0].row.out);
+        const json sent = bytes_record(before, all_stats(ranks), trainer.model.tp);
         const double left = std::accumulate(recent.begin(), recent.end(), 0.0) / (double)recent.size() * (double)(o.steps - t);
         log.line("step %*lld/%lld | loss %.4f | norm %.3f | lr %.2e | %s tok/s | comm %2.0f%% | %s left%s", (int)std::to_string(o.steps).size(), (long long)t, (long long)o.steps, result.loss,
                  result.grad_norm, learning_rate(o, t), human_count(rate).c_str(), 100 * sent["comm_exposed_seconds"].get<double>() / seconds, human_duration(left).c_str(),
@@ -1155,7 +941,7 @@ int train(const Options& o, Ranks& ranks, Run& run, DataSets& sets) {
                             {"seconds", seconds}, {"tokens_per_second", rate}, {"data_wait_seconds", windows.waited()}, {"skipped", result.skipped}};
         step_record.update(sent);
         log.record(step_record);
-        report_epochs(t, drawn);
+        report_epochs(windows.loader(), drawn, t, log);
         check(std::isfinite(result.loss) && std::isfinite(result.grad_norm), "step %lld: the loss is %g and the gradient norm %g; stopped before the weights changed\nHINT: lower --lr, raise --warmup",
               (long long)t, result.loss, result.grad_norm);
 
@@ -1169,12 +955,12 @@ int train(const Options& o, Ranks& ranks, Run& run, DataSets& sets) {
         if (!signal && text && (every(o.sample_every, t) || t == o.steps)) { write_sample(t); }
         if (every(o.save_every, t) || t == o.steps || signal) { save(t); }
         if (signal) {
-            report_shares(t), report_profile();
+            report_shares(windows.loader(), t, log), report_profile();
             log.line("stopped by signal %d after step %lld%s", signal, (long long)t, o.out.empty() ? "; nothing saved, --out is not set" : ", saved");
             return 128 + signal;
         }
     }
-    report_shares(o.steps), report_profile();
+    report_shares(windows.loader(), o.steps, log), report_profile();
     return EXIT_OK;
 }
 
@@ -1200,8 +986,8 @@ int use(const Options& o, Ranks& ranks, Run& run) {
     const json rule = checkpoint ? checkpoint->meta().value("tokens", json()) : json();
     auto load = [&](Model<X>& model) {
         if (checkpoint) { checkpoint->believe_later(); }
-        const TensorSource source = imported ? new_weights(o, model.tp, &*imported) : saved_weights(*checkpoint, model);
-        load_parameters<X>(model, source, {}, [](const Tensor&, Range, const float*) {});
+        const TensorSource source = imported ? new_weights(o, model.tp, &*imported) : saved_weights(*checkpoint, model.table, model.tp.comm);
+        load_parameters(model.params, model.table, source, {}, [](const Tensor&, Range, const float*) {}, run);
         if (checkpoint) { checkpoint->confirm(); }
     };
     if (!o.export_hf.empty()) {
@@ -1271,44 +1057,21 @@ int use(const Options& o, Ranks& ranks, Run& run) {
     return EXIT_OK;
 }
 
-// Ranks that are only counted: a dry run of any size needs no thread.
-struct PlannedComm : Comm {
-    using Comm::Comm;
-    void start(int, Exchange) override { die("a dry run sends nothing"); }
-    void finish(int) override {}
-};
-
-// The largest that divides a rank's share of a step into passes of MICRO_BATCH_TOKENS at most, and into as many as are to be under way at once.
-i64 default_micro_batch(const Options& o) {
-    const i64 share = o.global_batch / o.dp / o.passes_at_once();
-    i64 sequences = std::max<i64>(std::min(MICRO_BATCH_TOKENS / o.seq, share / o.overlap_batches), 1);
-    while (sequences > 1 && share % sequences != 0) { sequences--; }
-    return sequences * o.passes_at_once();
-}
-
-// What follows from the number of ranks.
-Options on_ranks(Options o, int D) {
-    o.dp = D;
-    if (o.micro_batch == -1) { o.micro_batch = default_micro_batch(o); }
-    return o;
-}
-
 int run_ranks(const Options& options) {
-    if (options.dry_run && !launched_world().by_mpi) {
-        const int D = std::max(options.dp, 1);
-        PlannedComm world(0, (int)std::min<i64>((i64)options.tp * D, INT32_MAX)), tp(0, options.tp), dp(0, D);
-        Ranks ranks = {&world, &tp, &dp, 1};
-        Run run = planning_run();
-        DataSets none;
-        const Options o = on_ranks(options, D);
-        return o.dtype == "bf16" ? train<bf16>(o, ranks, run, none) : train<float>(o, ranks, run, none);
-    }
+    const bool planned = options.dry_run && !launched_world().by_mpi;
     DataSets sets;
+    const auto on_rank = [&](Ranks& ranks, Run& run) {
+        const Options o = on_ranks(options, ranks.dp->size);
+        if (o.uses_a_model() && !planned) { return o.dtype == "bf16" ? use<bf16>(o, ranks, run) : use<float>(o, ranks, run); }
+        return o.dtype == "bf16" ? train<bf16>(o, ranks, run, sets) : train<float>(o, ranks, run, sets);
+    };
+    if (planned) {
+        PlannedRank rank(options.tp, std::max(options.dp, 1));
+        return on_rank(rank.ranks, rank.run);
+    }
     return launch(options.tp, options.dp, [&](Ranks& host) {
-        const Options o = on_ranks(options, host.dp->size);
-        DeviceRank rank(host, o.threads, o.comm_timeout);
-        if (o.dtype == "bf16") { return o.uses_a_model() ? use<bf16>(o, rank.ranks, rank.run) : train<bf16>(o, rank.ranks, rank.run, sets); }
-        return o.uses_a_model() ? use<float>(o, rank.ranks, rank.run) : train<float>(o, rank.ranks, rank.run, sets);
+        DeviceRank rank(host, options.threads, options.comm_timeout);
+        return on_rank(rank.ranks, rank.run);
     });
 }
 

@@ -134,3 +134,18 @@ private:
 inline Run planning_run() { return Run(NO_GPU); }
 
 #endif
+
+// A rank whose job is only counted, whatever its size: for a dry run.
+class PlannedRank {
+    struct Counted : Comm {
+        using Comm::Comm;
+        void start(int, Exchange) override { die("a dry run sends nothing"); }
+        void finish(int) override {}
+    };
+    Counted world_, tp_, dp_;
+
+public:
+    Run run = planning_run();
+    Ranks ranks = {&world_, &tp_, &dp_, 1};
+    PlannedRank(int tp, int dp) : world_(0, (int)std::min<i64>((i64)tp * dp, INT32_MAX)), tp_(0, tp), dp_(0, dp) {}
+};

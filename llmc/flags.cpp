@@ -216,7 +216,21 @@ void finish(Options& o) {
     if (o.save_every > 0 && o.out.empty()) { usage_error("--save-every is %lld, but --out is missing: nowhere to save", (long long)o.save_every); }
 }
 
+// The largest that divides a rank's share of a step into passes of MICRO_BATCH_TOKENS at most, and into as many as are to be under way at once.
+i64 default_micro_batch(const Options& o) {
+    const i64 share = o.global_batch / o.dp / o.passes_at_once();
+    i64 sequences = std::max<i64>(std::min(MICRO_BATCH_TOKENS / o.seq, share / o.overlap_batches), 1);
+    while (sequences > 1 && share % sequences != 0) { sequences--; }
+    return sequences * o.passes_at_once();
+}
+
 }  // namespace
+
+Options on_ranks(Options o, int dp) {
+    o.dp = dp;
+    if (o.micro_batch == -1) { o.micro_batch = default_micro_batch(o); }
+    return o;
+}
 
 std::string options_to_json(const Options& options) { return to_json(options).dump(-1, ' ', false, json::error_handler_t::replace); }
 

@@ -139,6 +139,9 @@ void visit_flags(Options& o, Visitor&& v) {
 // preset. Throws Error(EXIT_USAGE); for --help prints the manual (if `speaks`) and returns false.
 bool parse_options(int argc, char** argv, bool speaks, Options& options);
 
+// What follows from the number of data-parallel ranks.
+Options on_ranks(Options options, int dp);
+
 // Every flag's value as a JSON object (text): keys without leading dashes, words joined by '_'.
 std::string options_to_json(const Options& options);
 // The other way round: options that the text has, also as another version wrote them.

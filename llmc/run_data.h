@@ -7,6 +7,7 @@
 #include "dataloader.h"
 #include "flags.h"
 #include "json_file.h"
+#include "logger.h"
 
 // Windows that --steps draw.
 inline i64 windows_of_run(const Options& o) {
@@ -35,6 +36,12 @@ inline std::optional<DataRequest> val_request(const Options& o) {
     return DataRequest{o.val.empty() ? o.train : o.val, o.seq, o.shape.vocab, 0, WindowOrder::sequential, {o.split, 1}};
 }
 
+// A source in the box that a run begins with.
+inline std::string describe(const DataSource& source) {
+    return format("%s: %s, %s tokens in %zu file%s, %lld windows", source.glob.c_str(), source.kinds().c_str(), human_count((double)source.tokens).c_str(), source.files.size(),
+                  source.files.size() == 1 ? "" : "s", (long long)source.windows()) +
+           (source.order ? "" : format(", %lld tokens left over", (long long)source.left_over));
+}
 // Share, size and epochs of each source, for the log.
 inline json sources_record(const DataLoader& data) {
     json sources = json::array();
@@ -44,4 +51,24 @@ inline json sources_record(const DataLoader& data) {
                            {"windows_drawn", data.state().drawn[s]}, {"share_drawn", data.share_drawn(s)}, {"epochs", data.epochs(s)}});
     }
     return sources;
+}
+
+// A source that repeats is said when it does. `before`: of the stream, a step ago.
+inline void report_epochs(const DataLoader& data, const StreamState& before, i64 step, Logger& log) {
+    for (size_t s = 0; s < data.sources().size(); s++) {
+        const i64 epoch = data.epochs_begun(s, data.state());
+        if (epoch < 2 || epoch == data.epochs_begun(s, before)) { continue; }
+        const std::string& glob = data.sources()[s].glob;
+        log.line("step %lld | source %s begins its epoch %lld", (long long)step, glob.c_str(), (long long)epoch);
+        log.record({{"kind", "epoch"}, {"step", step}, {"source", glob}, {"epoch", epoch}});
+    }
+}
+// At the end of a run: what was drawn.
+inline void report_shares(const DataLoader& data, i64 step, Logger& log) {
+    for (size_t s = 0; s < data.sources().size(); s++) {
+        const DataSource& source = data.sources()[s];
+        const std::string share = data.sources().size() > 1 ? format("share %.4f wanted, %.4f drawn; ", source.weight, data.share_drawn(s)) : "";
+        log.line("source %s: %s%.2f epochs", source.glob.c_str(), share.c_str(), data.epochs(s));
+    }
+    log.record({{"kind", "data"}, {"step", step}, {"sources", sources_record(data)}});
 }

@@ -27,6 +27,7 @@ struct TensorParallel {
     DType wire;           // type in which shared channels are sent
 
     i64 private_channels() const { return C - Ck; }
+    i64 sent_channels() const { return round_up(Ck, DEVICE_ALIGN); }  // of a row, padding included
 };
 
 // The buffers a row-parallel product needs; planned once per run for N rows.
@@ -37,7 +38,7 @@ struct RowParallelScratch {
     float* dinput;        // (N, K) sum over both blocks, where there are two, before it is rounded once; not used where X is float
 
     void plan(Arena& arena, const TensorParallel& tp, i64 N, i64 max_K, bool training) {
-        out.ld_shared = round_up(tp.Ck, DEVICE_ALIGN), out.ld_priv = round_up(tp.private_channels(), DEVICE_ALIGN);
+        out.ld_shared = tp.sent_channels(), out.ld_priv = round_up(tp.private_channels(), DEVICE_ALIGN);
         out.Ck = tp.Ck, out.wire = tp.wire;
         arena.add((char**)&out.shared, N * out.ld_shared * dtype_bytes(tp.wire));
         arena.add(&out.priv, N * out.ld_priv);
