@@ -5,13 +5,12 @@
 // i + LANES / 2: their order in a sum is free, and dO and Q are stacked in the same one. All are padded with zeros to whole tiles.
 #pragma once
 
-#include "amx.h"
+#include "attention_softmax.h"
 
 namespace cpu::tiled {
 
 constexpr i64 LANES = 32, FORWARD_KEYS = 256, FORWARD_QUERIES = 512, BACKWARD_KEYS = 128, BACKWARD_QUERIES = 256;
 constexpr int V = LANES / VL;  // vectors of a row of scores
-constexpr float LN_2 = 0.693147181f;
 
 // Channels of a head: as a product's depth, and as its rows or columns.
 struct Width {
@@ -34,70 +33,6 @@ inline void stack(bf16x2* to, const bf16* from, i64 depth, i64 gap, i64 rows, i6
         for (i64 i = 0; i < cols; i += VL) { store(to + i, (vuint)load(even + i) >> 16 | (vuint)load(even + gap * depth + i)); }
     }
 }
-// Words of floats, which are rounded to nearest, ties away from zero: half the instructions of pairs_of.
-ALWAYS_INLINE vuint words_of(vfloat low, vfloat high) { return ((vuint)low + 0x8000) >> 16 | (((vuint)high + 0x8000) & 0xFFFF0000); }
-
-// s[j] = -inf where key0 + j is after the query of the lane. first_query is lane 0's position.
-inline void mask_after(float* s, i64 key0, i64 keys, i64 first_query) {
-    for (i64 j = std::max<i64>(first_query + 1 - key0, 0); j < keys; j++) {
-        const int hidden = (int)(key0 + j - first_query);  // lanes [0, hidden) do not see this key
-        for (int i = 0; i < LANES; i += VL) { store(s + j * LANES + i, lane_numbers() < hidden - i ? splat(-INFINITY) : load(s + j * LANES + i)); }
-    }
-}
-
-// Of LANES queries: the reference that exponents are taken against (log2 of e^score), and sums of powers.
-struct Softmax {
-    alignas(64) float reference[LANES], sum[LANES];
-};
-
-// p (keys rounded up to DEPTH / 2, LANES): words of powers of scores s (keys, LANES). The reference follows the highest score only once it is
-// 2^8 below: sums and ot (rows, LANES) seldom shrink.
-inline void soften(bf16x2* p, const float* s, float* ot, Softmax& state, i64 keys, float scale, bool first, i64 rows) {
-    vfloat top[V];
-    for (int v = 0; v < V; v++) {
-        vfloat even = load(s + v * VL), odd = even;
-        i64 j = 0;
-        for (; j + 2 <= keys; j += 2) { even = max(load(s + j * LANES + v * VL), even), odd = max(load(s + (j + 1) * LANES + v * VL), odd); }
-        if (j < keys) { even = max(load(s + j * LANES + v * VL), even); }
-        top[v] = max(even, odd) * scale;
-    }
-    vfloat reference[V], sums[V][2] = {};
-    for (int v = 0; v < V; v++) {
-        const vfloat before = load(state.reference + v * VL);
-        const vint moves = first ? top[v] == top[v] : top[v] > before + 8.0f;
-        reference[v] = moves ? top[v] : before;
-        if (first) {
-            store(state.sum + v * VL, vfloat{});
-        } else if (any(moves)) {
-            const vfloat shrink = exp2(before - reference[v]);
-            store(state.sum + v * VL, load(state.sum + v * VL) * shrink);
-            for (i64 d = 0; d < rows; d++) { store(ot + d * LANES + v * VL, load(ot + d * LANES + v * VL) * shrink); }
-        }
-        store(state.reference + v * VL, reference[v]);
-    }
-    const auto power = [&](i64 j, int v) { return exp2(load(s + j * LANES + v * VL) * scale - reference[v]); };
-    i64 j = 0;
-    for (; j + 2 <= keys; j += 2, p += LANES) {
-        vfloat power_j[2][V];
-#pragma GCC unroll 2
-        for (int v = 0; v < V; v++) { power_j[0][v] = power(j, v), power_j[1][v] = power(j + 1, v); }
-#pragma GCC unroll 2
-        for (int v = 0; v < V; v++) {
-            sums[v][0] += power_j[0][v], sums[v][1] += power_j[1][v];
-            store(p + v * VL, words_of(power_j[0][v], power_j[1][v]));
-        }
-    }
-    if (j < keys) {
-        for (int v = 0; v < V; v++) {
-            const vfloat last = power(j, v);
-            sums[v][0] += last;
-            store(p + v * VL, words_of(last, vfloat{}));
-        }
-        j += 2, p += LANES;
-    }
-    for (; j < round_up(keys, amx::DEPTH); j += 2, p += LANES) { std::fill((float*)p, (float*)p + LANES, 0.0f); }
-    for (int v = 0; v < V; v++) { store(state.sum + v * VL, load(state.sum + v * VL) + (sums[v][0] + sums[v][1])); }
-}
 
 // One head's query block: o (rows, HS; ld_o) and lse (rows).
 inline void attend_block(bf16* o, i64 ld_o, float* lse, const bf16* q, const bf16* k, const bf16* v, i64 first_query, i64 rows, i64 HS) {
@@ -113,7 +48,7 @@ inline void attend_block(bf16* o, i64 ld_o, float* lse, const bf16* q, const bf1
     bf16x2* stacked = (bf16x2*)(rows_padded + std::max(KEYS, LANES) * w.depth);  // (KEYS / 2, channels)
     bf16* k_rows = (bf16*)(stacked + KEYS / 2 * w.rows);                 // (visible, depth)
     bf16* vt = k_rows + padded * w.depth;                                // (visible / KEYS, channels, KEYS)
-    Softmax state;
+    alignas(64) float reference[LANES], sum[LANES];
     const float scale = LOG2_E / sqrtf((float)HS);
 
     const amx::Tiles tiles;
@@ -128,19 +63,20 @@ inline void attend_block(bf16* o, i64 ld_o, float* lse, const bf16* q, const bf1
         const i64 query0 = first_query + r, count = std::min(LANES, rows - r);
         pad_rows(rows_padded, q + r * HS, HS, count, LANES, w);
         transpose_block((float*)qt, LANES, (const float*)rows_padded, w.depth / 2, LANES, w.depth / 2);
+        std::fill(reference, reference + LANES, -INFINITY), std::fill(sum, sum + LANES, 0.0f);
         for (i64 key0 = 0; key0 < query0 + count; key0 += KEYS) {
-            const i64 keys = std::min(KEYS, query0 + count - key0);
+            const i64 keys = std::min(KEYS, query0 + count - key0), whole = round_up(keys, amx::DEPTH);
             amx::block_product(s, LANES, k_rows + key0 * w.depth, w.depth, qt, LANES, round_up(keys, amx::ROWS), LANES, w.depth, false);
-            mask_after(s, key0, keys, query0);
-            soften(p, s, ot, state, keys, scale, key0 == 0, w.rows);
-            amx::block_product(ot, LANES, vt + key0 * w.rows, KEYS, p, LANES, w.rows, LANES, round_up(keys, amx::DEPTH), key0 > 0);
+            mask_after<LANES>(s, key0, keys, whole, query0, LANES);
+            soften<LANES, V>(p, s, ot, key0 > 0 ? w.rows : 0, reference, sum, whole, scale);
+            amx::block_product(ot, LANES, vt + key0 * w.rows, KEYS, p, LANES, w.rows, LANES, whole, key0 > 0);
         }
         for (int v = 0; v < V; v++) {
-            const vfloat inverse = 1.0f / load(state.sum + v * VL);
+            const vfloat inverse = 1.0f / load(sum + v * VL);
             for (i64 d = 0; d < HS; d++) { store(ot + d * LANES + v * VL, load(ot + d * LANES + v * VL) * inverse); }
         }
         transpose_block(o + r * ld_o, ld_o, ot, LANES, HS, count);
-        for (i64 i = 0; i < count; i++) { lse[r + i] = state.reference[i] * LN_2 + logf(state.sum[i]); }
+        for (i64 i = 0; i < count; i++) { lse[r + i] = reference[i] * LN_2 + logf(sum[i]); }
     }
 }
 
@@ -235,8 +171,8 @@ inline void attend_backward_head(bf16* dq, float* dq_partial, bf16* dk, bf16* dv
                     const i64 query0 = q0 + g * LANES, seen = std::min(keys, query0 + LANES - key0);
                     amx::block_product(s, LANES, k_rows + key0 * w.depth, w.depth, qt + g * words * LANES, LANES, round_up(seen, amx::ROWS), LANES, w.depth, false);
                     amx::block_product(ds, LANES, v_rows + key0 * w.depth, w.depth, dot + g * words * LANES, LANES, round_up(seen, amx::ROWS), LANES, w.depth, false);
-                    mask_after(s, key0, seen, query0);
-                    for (i64 j = seen; j < whole; j++) { std::fill(s + j * LANES, s + (j + 1) * LANES, -INFINITY), std::fill(ds + j * LANES, ds + (j + 1) * LANES, 0.0f); }
+                    mask_after<LANES>(s, key0, seen, whole, query0, LANES);
+                    std::fill(ds + seen * LANES, ds + whole * LANES, 0.0f);
                     soften_backward(p_rows + g * LANES / 2, ds_rows + g * LANES / 2, QUERIES / 2, ds_words + g * KEYS / 2 * LANES, s, ds, log2_sum + g * LANES, D + g * LANES, whole, scale_log2);
                 }
                 for (i64 g = first; g < groups; g++) {  // not at once: a tile's load waits for every row that is still on its way to L1

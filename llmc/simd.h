@@ -17,7 +17,7 @@
 
 #include "device.h"
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #define LLMC_MASKED_TAILS 1
 constexpr int VL = 16;
 #elif defined(__AVX__)
@@ -267,17 +267,25 @@ ALWAYS_INLINE vfloat exp(vfloat x) {
     return x <= 88.7228394f ? low : x + splat(INFINITY);
 }
 constexpr float LOG2_E = 1.44269504f;
-// 2^x for x < 127, in two thirds of the instructions: for a softmax. Relative error below 2e-7; results that would be subnormal are 0, -inf gives 0, NaN stays NaN.
+// 2^x for x < 127, in less than two thirds of the instructions: for a softmax. Relative error below 2e-7; results that would be subnormal are 0, -inf gives 0, NaN stays NaN.
 ALWAYS_INLINE vfloat exp2(vfloat x) {
+#ifdef LLMC_MASKED_TAILS  // the same bits with three instructions less
+    const vfloat r = (vfloat)_mm512_maskz_reduce_ps(0xFFFF, (__m512)x, 0);
+#else
     constexpr float ROUND = 12582912.0f;
     const vfloat shifted = x + ROUND, r = x - (shifted - ROUND);
+#endif
     vfloat p = r * 1.326472730e-3f + 9.671512729e-3f;  // minimax, relative, 1 at 0
     p = p * r + 5.550733744e-2f;
     p = p * r + 2.402224208e-1f;
     p = p * r + 6.931469776e-1f;
     p = p * r + 1.0f;
+#ifdef LLMC_MASKED_TAILS
+    return (vfloat)_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask((__m512)x, (__m512)splat(-126.0f), _CMP_NLT_UQ), (__m512)p, (__m512)(x - r));
+#else
     const vfloat y = (vfloat)((vuint)p + ((vuint)shifted << 23));
     return x < -126.0f ? vfloat{} : y;
+#endif
 }
 ALWAYS_INLINE vfloat sigmoid(vfloat x) { return 1.0f / (1.0f + exp(-x)); }
 
@@ -377,7 +385,8 @@ void panel_product(float* c, i64 ldc, Strided<E> a, const E* b, i64 ldb, i64 row
         }
     };
     tiles(std::integral_constant<int, TILE_ROWS>{});
-    tiles(std::integral_constant<int, 3>{});
+    tiles(std::integral_constant<int, 4>{});
+    tiles(std::integral_constant<int, 2>{});
     tiles(std::integral_constant<int, 1>{});
 }
 

@@ -16,12 +16,7 @@
 
 namespace cpu {
 
-constexpr i64 QUERY_BLOCK = 64, KEY_BLOCK = 64;
-
-// What products are made of: E is float, or bf16x2 where X is bf16 and the processor multiplies pairs fast. A tile then has half the depth, and
-// probabilities and their gradients are rounded to bf16 before the products that take them, as in the kernels.
-template <typename E>
-constexpr i64 STEPS = sizeof(E) / (std::is_same_v<E, float> ? 4 : 2);
+constexpr i64 QUERY_BLOCK = 64, KEY_BLOCK = 64, DIAGONAL = 16;  // keys of a step, and of one where some queries do not see all
 
 // f(E): head sizes are seldom odd.
 template <typename X, typename F>
@@ -75,21 +70,6 @@ inline const bf16x2* stacked(const bf16* from, i64 rows, i64 cols, bf16x2* scrat
     return scratch;
 }
 
-// STEPS rows of floats as one of E.
-ALWAYS_INLINE void store_steps(float* to, const vfloat (&row)[1]) { store(to, row[0]); }
-ALWAYS_INLINE void store_steps(bf16x2* to, const vfloat (&rows)[2]) { store(to, pairs_of(rows[0], rows[1])); }
-
-// s[j] = value where key0 + j is after the query of the lane. first_query is lane 0's position.
-inline void mask_after(float* s, float value, i64 key0, i64 keys, i64 first_query, i64 lanes) {
-    for (i64 j = std::max<i64>(first_query + 1 - key0, 0); j < keys; j++) {
-        const int hidden = (int)(key0 + j - first_query);  // lanes [0, hidden) do not see this key
-        for (i64 i = 0; i < std::min<i64>(lanes, hidden); i += VL) {
-            float* p = s + j * QUERY_BLOCK + i;
-            store(p, lane_numbers() < hidden - (int)i ? splat(value) : load(p));
-        }
-    }
-}
-
 // One head's query block: o (rows, HS; ld_o) and lse (rows).
 template <typename E, typename X>
 void attend_block(X* o, i64 ld_o, float* lse, const X* q, const X* k, const X* v, i64 first_query, i64 rows, i64 HS) {
@@ -101,45 +81,28 @@ void attend_block(X* o, i64 ld_o, float* lse, const X* q, const X* k, const X* v
     E* p = (E*)s;                                                                           // (keys / W, queries), in its place
     E* qt = (E*)(s + KEY_BLOCK * QUERY_BLOCK);                                              // (HS / W, queries)
     E *k_scratch = qt + HS * QUERY_BLOCK, *v_scratch = k_scratch + KEY_BLOCK * HS;
-    alignas(64) float highest[QUERY_BLOCK], sum[QUERY_BLOCK];
-    const float scale = 1.0f / sqrtf((float)HS);
+    alignas(64) float reference[QUERY_BLOCK], sum[QUERY_BLOCK];
+    const float scale = LOG2_E / sqrtf((float)HS);
 
     transpose_rows(qt, q, HS, rows, HS);
-    std::fill(ot, ot + HS * QUERY_BLOCK, 0.0f);
-    std::fill(highest, highest + QUERY_BLOCK, -INFINITY);
+    std::fill(reference, reference + QUERY_BLOCK, -INFINITY);
     std::fill(sum, sum + QUERY_BLOCK, 0.0f);
-    for (i64 key0 = 0; key0 < visible; key0 += KEY_BLOCK) {
-        const i64 keys = std::min(KEY_BLOCK, visible - key0);
+    for (i64 key0 = 0, keys; key0 < visible; key0 += keys) {
+        keys = key0 < first_query ? std::min(KEY_BLOCK, first_query - key0) : std::min(DIAGONAL, visible - key0);
+        const i64 from = std::max<i64>(key0 - first_query, 0);  // a multiple of DIAGONAL: lanes before it see none of these keys
         const E* k_rows = rows_of(k + key0 * HS, keys * HS, k_scratch);
         const E* v_stacked = stacked(v + key0 * HS, keys, HS, v_scratch);
-        block_product(s, QUERY_BLOCK, Strided<E>{k_rows, HS / W, 1}, qt, QUERY_BLOCK, keys, lanes, HS / W, false);
-        mask_after(s, -INFINITY, key0, keys, first_query, lanes);
-        for (i64 i = 0; i < lanes; i += VL) {
-            vfloat top = load(s + i);
-            for (i64 j = 1; j < keys; j++) { top = max(load(s + j * QUERY_BLOCK + i), top); }
-            const vfloat before = load(highest + i), now = max(before, top * scale);
-            vfloat exps{};
-            for (i64 j = 0; j < keys; j += W) {
-                vfloat p_j[W];
-                for (i64 w = 0; w < W; w++) {
-                    p_j[w] = j + w < keys ? exp(load(s + (j + w) * QUERY_BLOCK + i) * scale - now) : vfloat{};
-                    exps += p_j[w];
-                }
-                store_steps(p + j / W * QUERY_BLOCK + i, p_j);
-            }
-            const vfloat shrink = exp(before - now);
-            store(sum + i, load(sum + i) * shrink + exps);
-            store(highest + i, now);
-            for (i64 d = 0; d < HS; d++) { store(ot + d * QUERY_BLOCK + i, load(ot + d * QUERY_BLOCK + i) * shrink); }
-        }
-        block_product(ot, QUERY_BLOCK, Strided<E>{v_stacked, 1, HS}, p, QUERY_BLOCK, HS, lanes, ceil_div(keys, W), true);
+        block_product(s + from, QUERY_BLOCK, Strided<E>{k_rows, HS / W, 1}, qt + from, QUERY_BLOCK, keys, lanes - from, HS / W, false);
+        mask_after<QUERY_BLOCK>(s + from, key0, keys, round_up(keys, W), first_query + from, lanes - from);
+        for (i64 i = from; i < lanes; i += VL) { soften<QUERY_BLOCK, 1>(p + i, s + i, ot + i, key0 > 0 ? HS : 0, reference + i, sum + i, round_up(keys, W), scale); }
+        block_product(ot + from, QUERY_BLOCK, Strided<E>{v_stacked, 1, HS}, p + from, QUERY_BLOCK, HS, lanes - from, ceil_div(keys, W), key0 > 0);
     }
     for (i64 i = 0; i < lanes; i += VL) {
         const vfloat inverse = 1.0f / load(sum + i);
         for (i64 d = 0; d < HS; d++) { store(ot + d * QUERY_BLOCK + i, load(ot + d * QUERY_BLOCK + i) * inverse); }
     }
     transpose_block(o, ld_o, ot, QUERY_BLOCK, HS, rows);
-    for (i64 i = 0; i < rows; i++) { lse[i] = highest[i] + logf(sum[i]); }
+    for (i64 i = 0; i < rows; i++) { lse[i] = reference[i] * LN_2 + logf(sum[i]); }
 }
 
 // One head's single query (decode): lanes are channels instead, and every key and value is read once. Keys, then values are one stream, fetched 32 rows ahead.
@@ -263,7 +226,7 @@ void attend_backward_head(X* dq, float* dq_partial, X* dk, X* dv, const X* datt,
     E* v_scratch = k_scratch + (S + 1) * HS;    // (S, HS / W)
     std::fill(dk_sum, dv_sum + S * HSp, 0.0f);
     const E *k_stacked = stacked(k, S, HS, k_scratch), *v_rows = rows_of(v, S * HS, v_scratch), *k_rows = W == 1 ? k_stacked : rows_of(k, S * HS, k_scratch);
-    const float scale = 1.0f / sqrtf((float)HS);
+    const float scale = 1.0f / sqrtf((float)HS), scale_log2 = scale * LOG2_E;
 
     for (i64 h = 0; h < group; h++) {
         for (i64 q0 = 0; q0 < S; q0 += QUERY_BLOCK) {
@@ -275,14 +238,14 @@ void attend_backward_head(X* dq, float* dq_partial, X* dk, X* dv, const X* datt,
                 const i64 keys = std::min(KEY_BLOCK, q0 + rows - key0);
                 block_product(p, QUERY_BLOCK, Strided<E>{k_rows + key0 * HS / W, HS / W, 1}, block.qt, QUERY_BLOCK, keys, lanes, HS / W, false);
                 block_product(ds, QUERY_BLOCK, Strided<E>{v_rows + key0 * HS / W, HS / W, 1}, block.dot, QUERY_BLOCK, keys, lanes, HS / W, false);
-                mask_after(p, -INFINITY, key0, keys, q0, lanes);
+                mask_after<QUERY_BLOCK>(p, key0, keys, keys, q0, lanes);
                 for (i64 i = 0; i < lanes; i += VL) {
-                    const vfloat lse_i = load(block.lse + i), D_i = load(block.D + i);
+                    const vfloat log2_sum = load(block.lse + i) * LOG2_E, D_i = load(block.D + i);
                     for (i64 j = 0; j < keys; j += W) {
                         vfloat ds_j[W] = {};
                         for (i64 w = 0; w < W && j + w < keys; w++) {
                             const i64 at = (j + w) * QUERY_BLOCK + i;
-                            const vfloat p_ij = exp(load(p + at) * scale - lse_i);
+                            const vfloat p_ij = exp2(load(p + at) * scale_log2 - log2_sum);
                             ds_j[w] = p_ij * (load(ds + at) - D_i);
                             store(p_rows + at, p_ij);
                             store(ds_rows + at, ds_j[w]);
