@@ -545,17 +545,18 @@ struct Trainer {
     // Windows of S+1 tokens to inputs and targets. Past `valid` windows: padding that has no loss.
     void upload(Activations<X>& s, const int32_t* windows, i64 valid) {
         const i64 B = sequences(), S = o.seq;
-        std::vector<int> tokens(B * S), targets(B * S), lookup_rows(model.lookups.rows > 0 ? B * S : 0);
+        std::vector<int> tokens(B * S), targets(B * S);
         for (i64 b = 0; b < B; b++) {
             for (i64 i = 0; i < S; i++) {
                 tokens[b * S + i] = b < valid ? windows[b * (S + 1) + i] : 0;
                 targets[b * S + i] = b < valid ? windows[b * (S + 1) + i + 1] : -1;
             }
         }
-        for (size_t i = 0; i < lookup_rows.size(); i++) { lookup_rows[i] = model.lookups.row(tokens[i], model.r.vocab); }
         copy_to_device(s.tokens, tokens.data(), B * S, run);
         copy_to_device(s.targets, targets.data(), B * S, run);
-        copy_to_device(s.lookup_rows, lookup_rows.data(), (i64)lookup_rows.size(), run);
+        if (model.lookups.rows == 0) { return; }
+        for (int& token : tokens) { token = model.lookups.row(token, model.r.vocab); }
+        copy_to_device(s.lookup_rows, tokens.data(), B * S, run);
     }
 
     // Everything that is computed from what was uploaded.
