@@ -11,7 +11,8 @@ training    ./train_gpt beside PyTorch (peer_torch.py) on the same weights and s
 tp2         two ranks, p = 0.5, beside one rank on as many threads
 generation  one token after another, beside llama.cpp (peer_llama.py) on the same weights in the same type: medians of rounds in turn. In fp32 both must write the
             same text before anything is timed. Limit: the weights that each token reads, over the rate of reading as much memory again and again
-prefill     a prompt that fills the context, 1,024 tokens, beside llama.cpp likewise; limit: its products at the vendor library's rate
+prefill     a prompt that fills the context, 1,024 tokens, beside llama.cpp likewise; limit: its products at the vendor library's rate, attention at
+            the mean of those rates
 start       from the command to the first step of a run that resumes; the checkpoint is in page cache
 
 Without --python it makes a virtual environment in build/peer and installs torch from PyPI; without --llama-python one in build/peer-llama, where llama-cpp-python
@@ -239,7 +240,9 @@ def prefill(o, work, dtype):
 
     def limit():
         rates = machine_rates(o.threads, dtype, [f'forward {a} {b} {c}' for a, b, c in shapes])[0]
-        return n / (s['layers'] * sum(2 * a * b * c / rates[f'forward {a} {b} {c}'] for a, b, c in shapes))
+        products, seconds = sum(2 * a * b * c for a, b, c in shapes), sum(2 * a * b * c / rates[f'forward {a} {b} {c}'] for a, b, c in shapes)
+        attention = 2 * n * (n + 1) * s['channels']  # scores and what they weigh, of the keys that are seen: at the products' rate
+        return n / (s['layers'] * seconds * (products + attention) / products)
     return work.beside_llama(text, 1, dtype, lambda _, first: n / max(first, 1e-3), limit)
 
 
