@@ -140,10 +140,11 @@ struct RankShape {
     i64 Vr;            // rows this rank owns
     i64 Vmax;          // rows of the largest shard
     Range vocab;
+    bool tied;         // the head is the embedding
     NormKind norm;
     RankShape(const ModelConfig& m, int T, int rank)
         : L(m.layers), C(m.channels), NHr(m.heads / T), KVHr(m.kv_heads / T), HS(m.head_size), Ar(NHr * HS), QKVr((NHr + 2 * KVHr) * HS), Fr(m.ffn / T),
-          Ur(m.up_rows() / T), Vr(vocab_range(m, T, rank).size()), Vmax(vocab_rows_per_rank(m, T)), vocab(vocab_range(m, T, rank)),
+          Ur(m.up_rows() / T), Vr(vocab_range(m, T, rank).size()), Vmax(vocab_rows_per_rank(m, T)), vocab(vocab_range(m, T, rank)), tied(m.tie),
           norm{m.is_llama(), (float)m.norm_eps} {}
 };
 
@@ -208,7 +209,7 @@ struct Activations {
 
         scratch.add(&n_out, N * r.C), scratch.add(&stats, chunk * 3), scratch.add(&all_stats, tp.comm.size * chunk * 3);
         scratch.add(&losses, N), scratch.add(&lse, chunk);
-        scratch.add(&tokens, N), scratch.add(&targets, N), scratch.add(&lookup_rows, training ? N : 0);
+        scratch.add(&tokens, N), scratch.add(&targets, N), scratch.add(&lookup_rows, training && r.tied ? N : 0);
         scratch.add(&row_logits, training ? 0 : tp.comm.size * r.Vmax);
         scratch.add(&dn, training ? N * r.C : 0);
         // What the head reads and leaves is above. Between forward and backward nothing of the rest is in use: the logits take its place.
@@ -246,12 +247,17 @@ struct LookupGradient {
     i64 rows = 0;                     // room; 0 where nothing is summed apart
     float* sum;                       // (rows, C)
     int* tokens;                      // (rows) whose rows they are
-    std::vector<int> row_of, used;    // by token of the rank's shard, -1: none yet; the tokens, in order of their rows
+    Range vocab{};                    // the rank's shard
+    std::vector<int> row_of, used;    // by token of the shard, -1: none yet; the tokens, in order of their rows
 
-    void plan(Arena& arena, i64 most, i64 C) { rows = most, arena.add(&sum, rows * C), arena.add(&tokens, rows); }
-    void begin_step(Range vocab) { row_of.assign(vocab.size(), -1), used.clear(); }
+    void plan(Arena& arena, Range shard, i64 tokens_of_step, i64 C) {
+        vocab = shard, rows = std::min(tokens_of_step, vocab.size());
+        arena.add(&sum, rows * C), arena.add(&tokens, rows);
+        begin_step();
+    }
+    void begin_step() { row_of.assign(vocab.size(), -1), used.clear(); }
     // -1: of another rank's shard.
-    int row(int token, Range vocab) {
+    int row(int token) {
         if (token < vocab.begin || token >= vocab.end) { return -1; }
         int& row = row_of[token - vocab.begin];
         if (row < 0) { row = (int)used.size(), used.push_back(token); }
@@ -281,7 +287,7 @@ struct Model {
           positions(positions), rope_cos(nullptr), rope_sin(nullptr) {
         parameters.add(&params, table.count());
         if (micro_batches > 0) { grads.plan(gradients, table, grad_dtype); }
-        if (config.tie && micro_batches > 1) { lookups.plan(gradients, std::min(micro_batches * micro_batch_tokens, r.Vr), r.C); }
+        if (config.tie && micro_batches > 1) { lookups.plan(gradients, r.vocab, micro_batches * micro_batch_tokens, r.C); }
         if (config.rotary) { rope.add(&rope_cos, positions * (r.HS / 2)), rope.add(&rope_sin, positions * (r.HS / 2)); }
     }
     void allocate() {
@@ -525,7 +531,6 @@ struct Trainer {
         model.allocate(), state.allocate();
         for (Activations<X>& a : acts) { a.allocate(); }
         optimizer.bind(model.params, model.grads);
-        model.lookups.begin_step(model.r.vocab);
     }
 
     // How the last update rounded the parameters; new ones are rounded to nearest.
@@ -555,7 +560,7 @@ struct Trainer {
         copy_to_device(s.tokens, tokens.data(), B * S, run);
         copy_to_device(s.targets, targets.data(), B * S, run);
         if (model.lookups.rows == 0) { return; }
-        for (int& token : tokens) { token = model.lookups.row(token, model.r.vocab); }
+        for (int& token : tokens) { token = model.lookups.row(token); }
         copy_to_device(s.lookup_rows, tokens.data(), B * S, run);
     }
 
@@ -584,7 +589,7 @@ struct Trainer {
         const i64 B = sequences(), S = o.seq, all = passes();
         double local_loss = 0;
         Turns turns(*ranks.tp);
-        model.lookups.begin_step(model.r.vocab);
+        model.lookups.begin_step();
         for (i64 begun = 0, ended = 0; ended < all;) {
             // With --overlap-batches N, a micro-batch begins when the one before is an N-th of its way along: evenly spaced, some are in forward, which sends
             // more than it computes, while others are in the head and backward, which compute more than they send.
