@@ -1,7 +1,6 @@
 // bench_ops: every op at the 130M model's sizes (one layer, B = 4, S = 1024), against peaks measured in the same run.
 //
-//   g++ -std=c++20 -O3 -march=native -fno-math-errno -fno-trapping-math -I. dev/bench/bench_ops.cpp -x c++ llmc/ops.cu -x none
-//       -ldnnl -fopenmp -lpthread -o bench_ops && ./bench_ops [threads] [fp32|bf16] [name]
+//   make build/bench_ops && build/bench_ops [threads] [fp32|bf16] [name]
 //
 // Percentages are of the multiply-add peak for what computes (GFLOP/s) and of the triad for what moves memory (GB/s,
 // counting each operand once).
