@@ -13,15 +13,15 @@ generation  one token after another, beside llama.cpp (peer_llama.py) on the sam
             same text before anything is timed. Limit: the weights that each token reads, over the rate of reading as much memory again and again
 prefill     a prompt that fills the context, 1,024 tokens, beside llama.cpp likewise; limit: its products at the vendor library's rate, attention at
             the mean of those rates
-start       from the command to the first step of a run that resumes; the checkpoint is in page cache
+start       from the command to the first step of a run that resumes, the median; the checkpoint is in page cache
 
 Without --python it makes a virtual environment in build/peer and installs torch from PyPI; without --llama-python one in build/peer-llama, where llama-cpp-python
 is built from source (10 minutes or more on 2 cores). A peer that cannot be had is a '-'. --quick: tiny shapes; shows that the bench runs, not how fast
 anything is. Its last line is then 'N passed, N failed'.
 """
-import argparse, array, json, os, random, re, shutil, statistics, struct, subprocess, sys, tempfile, time
+import argparse, array, functools, json, os, random, re, shutil, statistics, struct, subprocess, sys, tempfile, time
 
-from measure import cpu_name, measured
+from measure import machine, measured
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 TRAIN_GPT = os.path.join(ROOT, 'train_gpt')
@@ -33,7 +33,6 @@ SHAPES = {'130m': LLAMA, '130m-short': {**LLAMA, 'batch': 8, 'seq': 256},
           'gpt2': GPT}
 TINY = dict(layers=2, channels=64, heads=4, kv_heads=4, ffn=96, vocab=300, batch=2, seq=32)
 PIECES = 290  # of the tokenizer that generation writes with
-ROWS = [*SHAPES, 'tp2', 'gen-130m-fp32', 'gen-130m-bf16', 'gen-1.1b-fp32', 'gen-1.1b-bf16', 'prefill-130m-fp32', 'prefill-130m-bf16', 'prefill-1.1b-fp32', 'prefill-1.1b-bf16', 'start']
 PEER_VARIANTS = {'fp32': [], 'bf16': ['--dtype', 'bf16'], 'fp32+compile': ['--compile'], 'bf16+compile': ['--dtype', 'bf16', '--compile']}
 
 
@@ -262,7 +261,12 @@ def start(o, work):
             sys.exit('failed: the resumed run')
         with open(log) as f:
             seconds[-1] -= next(r['seconds'] for r in map(json.loads, f) if r['kind'] == 'step')
-    return f'{min(seconds):.2f} s', '-', '-', '-', None
+    return f'{statistics.median(seconds):.2f} s', '-', '-', '-', None
+
+
+ROWS = {**dict.fromkeys(SHAPES, training), 'tp2': two_ranks,
+        **{f'{name}-{model}-{dtype}': functools.partial(cells, dtype=dtype) for name, cells in (('gen', generation), ('prefill', prefill)) for model in ('130m', '1.1b') for dtype in ('fp32', 'bf16')},
+        'start': start}
 
 
 def main():
@@ -288,17 +292,14 @@ def main():
     o.python = None if o.no_peer or not trains or (o.quick and not o.python) else peer_python(o.python, 'peer', 'torch', 'numpy')
     o.llama_python = None if o.no_peer or not writes or (o.quick and not o.llama_python) else peer_python(
         o.llama_python, 'peer-llama', 'llama-cpp-python', 'gguf', 'numpy', CMAKE_ARGS='-DLLAVA_BUILD=OFF', CMAKE_BUILD_PARALLEL_LEVEL=str(os.cpu_count()))
-    print(f'{cpu_name()}, {o.threads} threads, {time.strftime("%d %B %Y")}')
+    print(f'{machine()}; {o.threads} threads')
     print(f'{"work":<17} {"ours":<28} {"peer":<36} {"ratio":>6} {"limit":>14} {"share":>6}')
     done = 0
     for row in rows:
         name = next((part for part in ('1.1b', '15m', 'gpt2', '130m-short') if part in row), '130m')
         shape = {**SHAPES[name], **(TINY if o.quick else {})}
         with tempfile.TemporaryDirectory() as folder:
-            work = Work(o, shape, folder)
-            cells = (two_ranks(o, work) if row == 'tp2' else start(o, work) if row == 'start' else generation(o, work, row.split('-')[-1]) if row.startswith('gen') else
-                     prefill(o, work, row.split('-')[-1]) if row.startswith('prefill') else training(o, work))
-        ours, peer, ratio, limit, share = cells
+            ours, peer, ratio, limit, share = ROWS[row](o, Work(o, shape, folder))
         print(f'{row:<17} {ours:<28} {peer:<36} {ratio:>6} {limit:>14} {"-" if share is None else f"{share:.0%}":>6}', flush=True)
         done += 1
     if o.quick:

@@ -11,7 +11,7 @@ memory, less one, in rounds of its own (bench_parse.cpp).
 """
 import argparse, array, glob, json, os, re, shutil, statistics, subprocess, sys, tempfile, time
 
-from measure import cpu_name, measured
+from measure import machine, measured
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 SHARED = os.path.join(ROOT, '../shared/data')
@@ -137,7 +137,7 @@ def run(o, python, folder):
     adds = dict(zip(KINDS, (float(percent) / 100 for percent in re.findall('wall time (.*?)%', parsed))))
     result = dict(vs_spm_encode=statistics.median(r[0] / r[1] for r in rows), vs_tokenizers=statistics.median(r[0] / r[2] for r in rows), reading_and_parsing_add=adds,
                   peak_mib=max(r[3] for r in rows) >> 20, documents=len(ours), documents_that_tokenizers_encodes_otherwise=differ)
-    print(f'{cpu_name()}, {o.threads} threads, {mb:.0f} MB of text')
+    print(f'{machine()}; {o.threads} threads, {mb:.0f} MB of text')
     print(f'over spm_encode, one core          {result["vs_spm_encode"]:.2f}x   (bar 1.9)')
     print(f'over {version}, {o.threads} threads   {result["vs_tokenizers"]:.2f}x   (bar 1)')
     print(f'reading and parsing (bar for plain: 10%): {parsed}', end='')
