@@ -2,23 +2,23 @@
 """dev/bench/bench_wire.py: steps of tensor parallelism over a slow wire, beside the least that they could take.
 
     dev/bench/bench_wire.py                                    as root: the 130M preset on wires of 0.5, 1, 2 and 4 times its compute
-    dev/bench/bench_wire.py --model 15m --wires 1 --sync-factors 1,0.5 --schedules plain --python VENV/bin/python
+    dev/bench/bench_wire.py --model 20m --wires 1 --sync-factors 1,0.5 --schedules plain --python VENV/bin/python
     dev/bench/bench_wire.py --quick                            a tiny model: is the bench right?   The last line is 'N passed, N failed'
 
 Hosts are network namespaces, each with one core and one rank of one thread; a pair of virtual Ethernet devices joins them (a bridge, from three hosts
 on), with a token bucket on every host's way out. That takes root (CAP_NET_ADMIN and CAP_SYS_ADMIN); nothing outside the namespaces is touched. A wire is
-named by what it takes for the bytes of p = 1, in units of the step's compute. For each p it prints
+named by what it takes for the bytes of p = 1, in units of the step's compute. A core's pace may change by half within seconds, where neighbours share it. So
+all programs of a row live at once, and take steps in turn: computing, the schedules, PyTorch, computing, ... For each p it prints
 
   ideal       max(compute + stack, bytes / rate). compute: CPU time of a step at p = 0 without a token bucket, of the host that takes longer. stack: the
               CPU time that moving the bytes of this p takes, from a loop of products beside which they are moved over this wire (bench_stack)
+  no stack    max(compute, bytes / rate)
   allowed     what the schedule's own order allows: ops on one line, exchanges on another, a wait waits
   seconds     a step's; over the ideal of the computing steps just before and after it; exposed: what of it rank 0 waited. Medians
+  bytes       that host 0 sends in a step, in MB: by the interface's counter, as the program counts them, 2(T-1)/T times the payload; and the ratios
 
-A core's pace may change by half within seconds, where neighbours share it. So all programs of a row live at once, and take steps in turn: computing, the schedules, PyTorch,
-computing, ...
-  bytes       by the interface's counter, over those that the program counted; those over 2(T-1)/T times the payload
-
-and the same step by PyTorch with gloo (peer_wire.py) where --python names an interpreter that has it.
+and the same step by PyTorch with gloo (peer_wire.py) where --python names an interpreter that has it: its exposed seconds are those in which no
+thread of rank 0 ran. Before anything is timed, both must have the same loss and gradient norm, from the same weights and tokens.
 """
 import argparse
 import array
@@ -43,7 +43,7 @@ import time
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 sys.path.insert(0, os.path.join(ROOT, 'dev', 'roofline'))
 sys.path.insert(0, os.path.join(ROOT, 'scripts'))
-from measure import cpu_name  # noqa: E402
+from measure import has, machine  # noqa: E402
 from roofline import cost, kind, step_calls  # noqa: E402
 
 MODELS = {'130m': dict(layers=12, channels=768, heads=16, ffn=2048, vocab=32000, batch=32, seq=256, passes=32),
@@ -186,12 +186,6 @@ def fast_dtype(shape):
     return 'bf16' if 'bf16 activations' in numbers else 'fp32'
 
 
-@functools.lru_cache
-def has_amx():
-    with open('/proc/cpuinfo') as f:
-        return 'amx_bf16' in f.read()
-
-
 def payload(shape, p):
     """Bytes of a step's sums over ranks, in the step's own type: four reduces of k channels in each layer; all channels twice at the block entry, backward in
     fp32. (The head's three numbers a token are not counted: a thousandth.)"""
@@ -228,7 +222,7 @@ def calls_of(shape, p, T, schedule):
 
 def op_weight(c, dtype):
     """Seconds of an op, but for a factor that all have."""
-    rates = SHARES['bf16 with AMX' if dtype == 'bf16' and has_amx() else dtype]
+    rates = SHARES['bf16 with AMX' if dtype == 'bf16' and has('amx_bf16') else dtype]
     return cost(c).bytes / rates['memory'] if kind(c['op']) == 'memory' else cost(c).flops / rates.get(c['op'], rates.get(kind(c['op'])))
 
 
@@ -256,7 +250,7 @@ class Job:
     def __init__(self, hosts, records, program):
         """Returns when the first step is done, which touches all memory for the first time."""
         self.hosts, self.records, self.counted, self.sent = hosts, records, 0, 0
-        self.next_record()
+        self.first = self.next_record()
         self.pids = [pid for host in hosts.names for pid in hosts.pids(host) if pid not in hosts.taken and program in program_of(pid)]
         hosts.taken.update(self.pids)
         self.pause(time.perf_counter())
@@ -297,11 +291,11 @@ class Job:
         seconds, away = self.begun + end - paused, paused - self.stopped
         self.pause(end)
         busy = [b - a for a, b in zip(cpu, self.cpu_seconds())]
-        exposed = record.get('comm_exposed_seconds', 0)
-        if abs(seconds - busy[0] - (exposed - away)) < abs(seconds - busy[0] - exposed):
-            exposed -= away  # it was waiting when it was stopped
+        exposed = record.get('comm_exposed_seconds', seconds - busy[0])
         others = [b - a for a, b in zip(delays, self.delays())]
         if 'comm_exposed_seconds' in record:
+            if abs(seconds - busy[0] - (exposed - away)) < abs(seconds - busy[0] - exposed):
+                exposed -= away  # it was waiting when it was stopped
             others.append(seconds - exposed - busy[0])  # it was stopped by somebody else
         self.counted += record.get('comm_bytes', 0)
         self.sent += self.hosts.bytes_sent(0) - sent
@@ -312,21 +306,21 @@ class Job:
 
 
 class Bench:
-    def __init__(self, o, shape, hosts, folder):
+    def __init__(self, o, shape, hosts, folder, batches=8):
         self.o, self.shape, self.hosts, self.folder, self.started = o, shape, hosts, folder, 0
         rng = random.Random(0)
-        tokens = array.array('H', [rng.randrange(shape['vocab']) for _ in range(shape['batch'] * shape['seq'] * 8 + 1)])
+        tokens = array.array('H', [rng.randrange(shape['vocab']) for _ in range(shape['batch'] * shape['seq'] * batches + 1)])
         self.data = f'{folder}/random.bin'
         with open(self.data, 'wb') as f:
             f.write(struct.pack('<3i', 20240520, 1, len(tokens)).ljust(1024, b'\0') + tokens.tobytes())
 
-    def ours(self, p, schedule):
+    def ours(self, p, schedule, *more):
         self.started += 1
         log = f'{self.folder}/log{self.started}'
         os.mkfifo(log)
         records = os.fdopen(os.open(log, os.O_RDWR), 'r')
         command = [os.path.join(ROOT, 'train_gpt'), '--train', self.data, '--log', log, '--global-batch', self.shape['batch'], '--steps', 10000, '--threads', 1,
-                   *flags_of(self.shape, p, self.hosts.count, schedule), *self.o.flags]
+                   *flags_of(self.shape, p, self.hosts.count, schedule), *self.o.flags, *more]
         program = self.hosts.start(self.hosts.mpirun(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
         def tell_its_end():
@@ -336,9 +330,9 @@ class Bench:
         threading.Thread(target=tell_its_end, daemon=True).start()
         return Job(self.hosts, records, 'train_gpt')
 
-    def torch(self, p):
+    def torch(self, p, *more):
         env = [f'{k}={v}' for k, v in dict(WORLD_SIZE=self.hosts.count, MASTER_ADDR=self.hosts.address(0), MASTER_PORT=29500, GLOO_SOCKET_IFNAME='wire').items()]
-        command = [self.o.python, os.path.join(ROOT, 'dev/bench/peer_wire.py'), '--steps', 10000, '--sync-factor', p]
+        command = [self.o.python, os.path.join(ROOT, 'dev/bench/peer_wire.py'), '--steps', 10000, '--sync-factor', p, *more]
         for name in ('layers', 'channels', 'heads', 'ffn', 'vocab', 'batch', 'seq', 'dtype'):
             command += ['--' + name, self.shape[name]]
         started = [self.hosts.start(self.hosts.inside(host, ['env', '-u', 'OPENBLAS_CORETYPE', *env, f'RANK={host}', *command]), stdout=subprocess.PIPE, text=True) for host in range(self.hosts.count)]
@@ -352,11 +346,32 @@ class Bench:
         return statistics.mean(json.loads(o)['seconds_per_byte'] for o in out[:2])
 
 
+def same_model(o, shape, hosts):
+    """Of our first step and PyTorch's, from the same weights and tokens: (p, name, ours, PyTorch's, are they equal?)."""
+    with scratch_folder() as folder:
+        bench = Bench(o, dict(shape, layers=2, batch=2, passes=1, dtype='fp32'), hosts, folder, batches=1)
+        model, hf = f'{folder}/model', f'{folder}/hf'
+        trainer = [os.path.join(ROOT, 'train_gpt')]
+        for command in ([*flags_of(bench.shape, 1, 1, 'plain'), '--train', bench.data, '--global-batch', 2, '--steps', 0, '--out', model], ['--checkpoint', model, '--export-hf', hf]):
+            run(*trainer, *command, stdout=subprocess.DEVNULL)
+        for p in (1, 0.5):
+            jobs = bench.ours(p, 'plain', '--init-from', hf), bench.torch(p, '--weights', hf, '--data', bench.data)
+            for job in jobs:
+                job.end_it()
+            for name, tolerance in (('loss', 1e-4), ('grad_norm', 1e-3)):
+                ours, theirs = (job.first[name] for job in jobs)
+                yield p, name, ours, theirs, abs(ours - theirs) <= tolerance * ours
+
+
 def report(o, shape, bench):
     T = bench.hosts.count
     rows = []
     median = statistics.median
-    print(f'{cpu_name()}, {os.cpu_count()} cores; {T} hosts of one thread; {o.model}: {shape}; up to {o.steps} steps of each, in turn', flush=True)
+    if o.python:
+        for p, name, ours, theirs, equal in same_model(o, shape, bench.hosts):
+            if not equal:
+                sys.exit(f'bench_wire: on the same weights and tokens, p = {p}, ./train_gpt has {name} {ours}, PyTorch {theirs}: one of them computes something else')
+    print(f'{machine()}; {T} hosts of one thread; {o.model}: {shape}; up to {o.steps} steps of each, in turn', flush=True)
     alone = bench.ours(0, 'plain')
 
     def compute_step():
@@ -368,8 +383,8 @@ def report(o, shape, bench):
         bench.hosts.set_rate(rate)
         per_byte = max(0.0, bench.stack())
         print(f'\nwire {wire:g}x: {8e-6 * rate:.0f} Mbit/s; compute {compute:.2f} s; stack {per_byte * 1e9:.2f} CPU s/GB\n'
-              '   p | bytes/rate compute stack ideal' + ''.join(f' | {s:>11} s /ideal   (least, most) exposed allowed /allowed' for s in o.schedules)
-              + ' | bytes: counter/ours ours/payload | rounds' + ' | PyTorch s ours faster' * bool(o.python), flush=True)
+              '   p | bytes/rate compute stack ideal no stack' + ''.join(f' | {s:>11} s /ideal   (least, most) exposed allowed /allowed' for s in o.schedules)
+              + ' | MB: counter    ours payload counter/ours ours/payload | rounds' + ' | PyTorch s exposed      MB ours faster' * bool(o.python), flush=True)
         for p in o.sync_factors:
             bench.hosts.set_rate(None)
             jobs = {schedule: bench.ours(p, schedule) for schedule in o.schedules}
@@ -393,22 +408,23 @@ def report(o, shape, bench):
 
             def undisturbed(values):
                 return [v for i, v in enumerate(values) if i in clean]
-            row = dict(wire=wire, p=p, rate=rate, compute=median(computes), computes=computes, stack=stack, on_wire=on_wire, ideal=median(ideals), steps=steps, schedules={})
-            line = f'{p:4.2f} | {on_wire:10.2f} {row["compute"]:7.2f} {stack:5.2f} {row["ideal"]:5.2f}'
+            row = dict(wire=wire, p=p, rate=rate, compute=median(computes), computes=computes, stack=stack, on_wire=on_wire, ideal=median(ideals), no_stack=median(max(c, on_wire) for c in beside), steps=steps, schedules={})
+            line = f'{p:4.2f} | {on_wire:10.2f} {row["compute"]:7.2f} {stack:5.2f} {row["ideal"]:5.2f} {row["no_stack"]:8.2f}'
             for schedule in o.schedules:
                 taken = undisturbed(steps[schedule])
                 over = [s['seconds'] / ideal for s, ideal in zip(taken, undisturbed(ideals))]
                 allow = [allowed(shape, p, T, schedule, c + stack, rate) for c in undisturbed(beside)]
                 r = row['schedules'][schedule] = dict(seconds=median(s['seconds'] for s in taken), over_ideal=median(over), exposed=median(s['exposed'] for s in taken), allowed=median(allow),
                                                       over_allowed=median(s['seconds'] / a for s, a in zip(taken, allow)), busy=median(s['busy'] for s in taken),
-                                                      counter=jobs[schedule].sent / jobs[schedule].counted, bytes=taken[-1]['bytes'])
+                                                      sent=jobs[schedule].sent / len(steps[schedule]), counter=jobs[schedule].sent / jobs[schedule].counted, bytes=taken[-1]['bytes'])
                 line += f' | {r["seconds"]:13.2f} {r["over_ideal"]:6.2f} ({min(over):5.2f}, {max(over):5.2f}) {r["exposed"]:7.2f} {r["allowed"]:7.2f} {r["over_allowed"]:8.2f}'
             best = min(row['schedules'], key=lambda s: row['schedules'][s]['over_ideal'])
-            line += f' | {r["counter"]:19.4f} {r["bytes"] / bytes_:12.4f} | {len(clean)} of {len(ideals):2}'
+            line += f' | {1e-6 * r["sent"]:11.2f} {1e-6 * r["bytes"]:7.2f} {1e-6 * bytes_:7.2f} {r["counter"]:12.4f} {r["bytes"] / bytes_:12.4f} | {len(clean)} of {len(ideals):2}'
             if o.python:
-                row['torch'] = median(s['seconds'] for s in undisturbed(steps['torch']))
+                row['torch'], row['torch_exposed'] = (median(s[what] for s in undisturbed(steps['torch'])) for what in ('seconds', 'exposed'))
+                row['torch_sent'] = jobs['torch'].sent / len(steps['torch'])
                 row['faster'] = median(t['seconds'] / s['seconds'] for t, s in zip(undisturbed(steps['torch']), undisturbed(steps[best])))
-                line += f' | {row["torch"]:9.2f} {row["faster"]:10.2f}x'
+                line += f' | {row["torch"]:9.2f} {row["torch_exposed"]:7.2f} {1e-6 * row["torch_sent"]:7.2f} {row["faster"]:10.2f}x'
             print(line, flush=True)
             rows.append(row)
     return rows
@@ -446,7 +462,7 @@ def quick(o):
         print('no network namespaces here (they take root): the arithmetic only')
     else:
         run('ip', 'netns', 'del', f'wire{os.getpid()}')
-        o.steps = 2
+        o.steps = 4
         with scratch_folder() as folder, Hosts(2, folder) as hosts:
             bench, rate = Bench(o, shape, hosts, folder), 10e6
             hosts.set_rate(rate)
@@ -458,6 +474,8 @@ def quick(o):
                 expect(abs(steps[0]['bytes'] / wire_bytes(shape, p, 2) - 1) <= 0.03, f'p = {p}, {schedule}: {steps[0]["bytes"]} bytes sent, 2(T-1)/T times the payload is {wire_bytes(shape, p, 2):.0f}')
                 seconds = statistics.median(step['seconds'] for step in steps)
                 expect(seconds >= 0.9 * on_wire, f'p = {p}, {schedule}: {seconds:.3f} s a step, its bytes take the wire {on_wire:.3f}')
+            for p, name, ours, theirs, equal in same_model(o, shape, hosts) if o.python else ():
+                expect(equal, f'p = {p}: PyTorch has {name} {theirs:.5f} on our weights and tokens, we have {ours:.5f}')
             losses = {schedule: [step['loss'] for step in runs[1, schedule]] for schedule in SCHEDULES}
             expect(losses['plain'] == losses['interleaved'] == losses['overlapped'], 'all schedules have the same losses')
     print(f'{counts[True]} passed, {counts[False]} failed')

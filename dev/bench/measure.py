@@ -1,5 +1,5 @@
 """What the benches that run programs share."""
-import os, platform, subprocess, sys, time
+import functools, os, platform, subprocess, sys, time
 
 
 def measured(command, **kw):
@@ -18,6 +18,7 @@ def cpu_info(field):
         return next((line.split(':')[1].strip() for line in f if line.startswith(field)), '')
 
 
+@functools.lru_cache
 def has(instructions):
     return instructions in cpu_info('flags').split()
 

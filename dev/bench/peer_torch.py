@@ -114,6 +114,13 @@ def read_weights(path):
     return {name: data[slice(*t['data_offsets'])].view(torch.float32).view(t['shape']) for name, t in header.items() if name != '__metadata__'}
 
 
+def read_windows(path, seq):
+    with open(path, 'rb') as f:
+        f.seek(1024)
+        tokens = torch.tensor(array.array('H', f.read()), dtype=torch.long)
+    return torch.stack([tokens[at:at + seq + 1] for at in range(0, len(tokens) - seq, seq)])
+
+
 def main():
     flags = argparse.ArgumentParser()
     flags.add_argument('--weights', required=True)
@@ -128,10 +135,7 @@ def main():
         config = json.load(f)
     model = (Gpt if config['model_type'] == 'gpt2' else Llama)(config, o.seq)
     model.load(read_weights(os.path.join(o.weights, 'model.safetensors')))
-    with open(o.data, 'rb') as f:
-        f.seek(1024)
-        tokens = torch.tensor(array.array('H', f.read()), dtype=torch.long)
-    windows = torch.stack([tokens[at:at + o.seq + 1] for at in range(0, len(tokens) - o.seq, o.seq)])
+    windows = read_windows(o.data, o.seq)
     batches = windows[:len(windows) // o.batch * o.batch].split(o.batch)
     with torch.no_grad():
         loss = sum(model(b[:, :-1], b[:, 1:]).item() for b in batches) / len(batches)

@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
 """The peer of bench_wire.py: the same Llama in PyTorch, tensor-parallel over gloo, with sums of the first int(C*p) channels only. One process a rank, one
-thread each; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them. Prints a JSON line after each step: its seconds and loss.
+thread each; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them. Prints a JSON line after each step: its seconds, loss and gradient norm.
 
     peer_wire.py --layers 12 --channels 768 --heads 16 --ffn 2048 --vocab 32000 --batch 4 --seq 256 --sync-factor 0.5
 
 Written as its users would: Megatron's column- and row-parallel layers, a blocking all-reduce where a sum is needed, the loss by one softmax over the
 vocabulary's shards. With --dtype bf16 products are autocast: row-parallel ones and their gradients are bf16, and so are
-the layers' sums on the wire; weights, moments, the residual stream and the block entry's sums stay fp32.
+the layers' sums on the wire; weights, moments, the residual stream and the block entry's sums stay fp32. With --weights and --data (as peer_torch.py has
+them) they are those in place of random ones; every step then takes the first windows.
 """
 import argparse, json, math, os, time
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
+
+from peer_torch import read_weights, read_windows
 
 
 def summed(x):
@@ -94,6 +97,21 @@ class Llama(nn.Module):
             if p.dim() == 2:
                 nn.init.normal_(p, std=0.02)
 
+    def load(self, w, rank, T):
+        def rows(*names):
+            return torch.cat([w[f'{name}.weight'].chunk(T)[rank] for name in names])
+
+        def columns(name):
+            return w[f'{name}.weight'].chunk(T, dim=1)[rank]
+        state = {'embedding': rows('model.embed_tokens'), 'norm': w['model.norm.weight'], 'head': rows('lm_head')}
+        for i in range(len(self.blocks)):
+            at = f'model.layers.{i}.'
+            state |= {f'blocks.{i}.{name}': tensor for name, tensor in {
+                'norm1': w[f'{at}input_layernorm.weight'], 'norm2': w[f'{at}post_attention_layernorm.weight'],
+                'qkv': rows(*(f'{at}self_attn.{part}_proj' for part in 'qkv')), 'attn_out': columns(f'{at}self_attn.o_proj'),
+                'gate_up': rows(f'{at}mlp.gate_proj', f'{at}mlp.up_proj'), 'down': columns(f'{at}mlp.down_proj')}.items()}
+        self.load_state_dict({f'{name}.weight': tensor for name, tensor in state.items()} | {'cos': self.cos, 'sin': self.sin})
+
     def mine(self, ids):
         local = ids - self.first
         here = (local >= 0) & (local < self.rows)
@@ -120,19 +138,23 @@ def main():
         flags.add_argument('--' + name, type=int, default=default)
     flags.add_argument('--sync-factor', type=float, default=1.0)
     flags.add_argument('--dtype', choices=['fp32', 'bf16'], default='fp32')
+    flags.add_argument('--weights')
+    flags.add_argument('--data')
     o = flags.parse_args()
     dist.init_process_group('gloo')
     rank, T = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     model = Llama(o, rank, T)
+    if o.weights:
+        model.load(read_weights(os.path.join(o.weights, 'model.safetensors')), rank, T)
     replicated = [p for p in model.parameters() if p.dim() == 1]
     for p in replicated:
         dist.broadcast(p.data, 0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     data = torch.Generator().manual_seed(0)
     for _ in range(o.steps):
-        batch = torch.randint(0, o.vocab, (o.batch, o.seq + 1), generator=data)
+        batch = read_windows(o.data, o.seq)[:o.batch] if o.data else torch.randint(0, o.vocab, (o.batch, o.seq + 1), generator=data)
         dist.barrier()
         begin = time.perf_counter()
         with torch.autocast('cpu', dtype=torch.bfloat16, enabled=o.dtype == 'bf16'):
@@ -148,7 +170,7 @@ def main():
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if rank == 0:
-            print(json.dumps(dict(kind='step', loss=loss.item(), seconds=time.perf_counter() - begin)), flush=True)
+            print(json.dumps(dict(kind='step', loss=loss.item(), grad_norm=norm.item(), seconds=time.perf_counter() - begin)), flush=True)
 
 
 if __name__ == '__main__':
