@@ -158,6 +158,9 @@ protected:
     void completed(int slot) {
         if (timeline) { timeline->close(span_[slot]); }
     }
+    void completed(int slot, Run& where) {  // by what `where` was given so far
+        if (timeline) { timeline->close(span_[slot], where); }
+    }
     // Within this rank's memory, in order with its other work.
     virtual void copy(void* to, const void* from, i64 bytes) { memcpy(to, from, bytes); }
 

@@ -53,11 +53,17 @@ protected:
     // Queues what is left of it and returns the event at its end. The host may wait here for the other ranks' hosts.
     virtual cudaEvent_t complete(int slot) = 0;
 
+    // What stream_ was given so far is the exchange: a timeline has its end here, not where the run waits for it.
+    void record_end(int slot) {
+        completed(slot, side_);
+        end_[slot].record(stream_);
+    }
+
     Comm& host_;
     Run& run_;               // the rank's own work
     Run side_{run_.gpu};     // the exchanges'
     const cudaStream_t stream_ = side_.stream;
-    DeviceEvent ready_[SLOTS], end_[SLOTS];  // end_: for complete() to record and return, where it needs one
+    DeviceEvent ready_[SLOTS], end_[SLOTS];  // end_: for record_end(), where complete() needs one
 
 private:
     void start(int slot, Exchange exchange) final {

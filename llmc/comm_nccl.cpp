@@ -90,7 +90,7 @@ private:
             for (int owner = 0; owner < size; owner++) { part(exchange, owner); }
         }
         nccl_check(ncclGroupEnd());
-        end_[slot].record(stream_);
+        record_end(slot);
         if (run_.recording) {
             recorded_ = true, deadline_[slot].reset();
         } else {

@@ -21,7 +21,7 @@ private:
         i64 pieces = 0;
         for (const Range& part : whole.parts) { pieces = std::max(pieces, ceil_div(part.size(), elements)); }
         for (i64 n = 0; n < pieces; n++) { exchange_piece(whole, n * elements, elements); }
-        end_[slot].record(stream_);
+        record_end(slot);
         return end_[slot];
     }
 

@@ -28,8 +28,9 @@ public:
         open_.push_back({name, row, cost, Moment(run_), {}});
         return (int)open_.size() - 1;
     }
-    void close(int span) {
-        if (!open_[span].end) { open_[span].end.emplace(run_); }
+    void close(int span) { close(span, run_); }
+    void close(int span, Run& where) {  // when `where` comes to this place
+        if (!open_[span].end) { open_[span].end.emplace(where); }
     }
     // The spans since the last call, each closed. On a GPU this waits for them.
     std::vector<Span> take() {

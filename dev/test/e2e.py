@@ -107,19 +107,19 @@ def test_threads_equal_mpirun(d):
 
 
 def traced(args, d, **kw):
-    """The spans of a run with --trace: per rank [(begin, end, name, args)] of work and of sums, and what it printed."""
+    """The spans of a run with --trace: per rank [(begin, end, name, args, place in the order of issue)] of work and of sums, and what it printed."""
     out = ok(args + ['--profile', '--trace', f'{d}/trace.json'], **kw).stdout
     with open(f'{d}/trace.json') as f:
         events = json.load(f)['traceEvents']
     work, sums, begun = {}, {}, {}
-    for e in events:
+    for place, e in enumerate(events):
         if e['ph'] == 'X':
-            work.setdefault(e['pid'], []).append((e['ts'], e['ts'] + e['dur'], e['name'], e['args']))
+            work.setdefault(e['pid'], []).append((e['ts'], e['ts'] + e['dur'], e['name'], e['args'], place))
         elif e['ph'] == 'b':
             begun[e['id']] = e
         elif e['ph'] == 'e':
             b = begun.pop(e['id'])
-            sums.setdefault(e['pid'], []).append((b['ts'], e['ts'], b['name'], b['args']))
+            sums.setdefault(e['pid'], []).append((b['ts'], e['ts'], b['name'], b['args'], place))
     expect(not begun, f'{len(begun)} sums never end')
     return work, sums, out
 

@@ -49,9 +49,10 @@ def test_fifty_steps_as_on_the_cpu(d):
 
 def test_every_kind_of_ranks_as_on_the_cpu(d):
     data = make_data(d)
-    for tp, dp, p, flags in [(2, 2, 0.3, ['--zero', 1, '--recompute', 2]), (4, 1, 0, ['--arch', 'gpt', '--tie']), (1, 3, 1, ['--zero', 1, '--recompute', 0]),
-                             (4, 1, 0.97, []), (2, 2, 0.5, ['--interleave'])]:
-        args = SMALL + data + ['--global-batch', 12, '--sync-factor', p, '--insight-every', 2] + flags + ['--tp', tp, '--dp', dp, '--steps', 4]
+    for tp, dp, p, flags, *in_turn in [(2, 2, 0.3, ['--zero', 1, '--recompute', 2]), (4, 1, 0, ['--arch', 'gpt', '--tie']), (1, 3, 1, ['--zero', 1, '--recompute', 0]),
+                                       (4, 1, 0.97, []), (2, 2, 0.5, ['--interleave'], ['--micro-batch', 1]), (2, 2, 0.5, ['--overlap-batches', 2], [])]:
+        plain = SMALL + data + ['--global-batch', 12, '--sync-factor', p, '--insight-every', 2, '--tp', tp, '--dp', dp, '--steps', 4]
+        args = plain + flags
         channels = int(32 * p)
         ok(args + ['--log', f'{d}/cpu'])
         curves = []
@@ -60,20 +61,50 @@ def test_every_kind_of_ranks_as_on_the_cpu(d):
             compare_curves(f'{d}/cpu', f'{d}/gpu', 1e-6, 1e-5, channels)
             curves.append(curve(f'{d}/gpu'))
         expect(all(c == curves[0] for c in curves), f'tp {tp} dp {dp}: the kind of collectives changes the bits')
+        for same in in_turn:
+            simt(plain + same + ['--log', f'{d}/gpu'])
+            expect(curve(f'{d}/gpu') == curves[0], f'{flags}: not the bits of passes in turn')
+
+
+def in_order_of_issue(work, sums):
+    """What a rank was given, one after the other: ops, starts of sums and waits for them; without sums of the host's values, which do not go through a GPU's collectives."""
+    issued = sorted(work + sums, key=lambda s: s[4])
+    host = lambda i: i >= 0 and issued[i][2] == 'other'
+    return [s for i, s in enumerate(issued) if not host(i) and not (s[2] == 'waiting for ranks' and host(i - 1))]
+
+
+def check_order(issued):
+    """Waits come in the order of starts, a sum has products under it, and what was issued after its wait begins after its end. Emulated streams run as late as events allow."""
+    under_way = []  # (sum, the ops issued since)
+    for i, s in enumerate(issued):
+        if 'GFLOP' not in s[3]:
+            under_way.append((s, []))
+        elif s[2] != 'waiting for ranks':
+            for _, ops in under_way:
+                ops.append(s[2])
+        else:
+            (_, end, name, *_), ops = under_way.pop(0)
+            expect(name != 'partial channel reduce' or any(op.startswith('matmul') for op in ops), f'no product is issued between the start of a sum and its wait: {ops}')
+            late = [op for op in issued[i + 1:] if 'GFLOP' in op[3] and op[0] < end - 1e-3]
+            expect(not late, f'{name} ends at {end}, but what waits for it begins before: {late[:1]}')
+    expect(not under_way, f'{len(under_way)} sums that nothing waits for')
 
 
 def test_profile_and_trace_are_the_cpus(d):
-    """The same ops and sums on each rank (values of the host's do not go through a GPU's collectives); times in the emulator mean nothing."""
-    args = SMALL + make_data(d) + ['--tp', 2, '--sync-factor', 0.5, '--interleave', '--steps', 2]
-    names = lambda spans: sorted(s[2] for s in spans if s[2] not in ('waiting for ranks', 'other'))
-    work, sums, _ = traced(args, d)
-    for env in (None, NCCL):
-        gpu_work, gpu_sums, out = traced(args, d, program=SIMT, env=env)
-        expect('matmul_wgrad' in out, f'no table of ops: {out}')
-        for rank in (0, 1):
-            expect(names(gpu_work[rank]) == names(work[rank]), f'other ops: {len(gpu_work[rank])} and {len(work[rank])}')
-            expect(names(gpu_sums[rank]) == names(sums[rank]), f'other sums: {len(gpu_sums[rank])} and {len(sums[rank])}')
-            expect(all(s[0] <= s[1] for s in gpu_work[rank]), 'an op ends before it begins')
+    """Each rank is given the same ops, sums and waits in the same order, for every schedule; then time has to keep to what depends on what."""
+    for schedule in ([], ['--interleave'], ['--overlap-batches', 2]):
+        args = SMALL + make_data(d) + ['--tp', 2, '--sync-factor', 0.5, '--steps', 2] + schedule
+        work, sums, _ = traced(args, d)
+        for by_mpi, env in KINDS:
+            gpu_work, gpu_sums, out = traced(args, d, program=SIMT, n=2 * by_mpi, env=env)
+            expect('matmul_wgrad' in out, f'no table of ops: {out}')
+            for rank in (0, 1):
+                cpu, gpu = in_order_of_issue(work[rank], sums[rank]), in_order_of_issue(gpu_work[rank], gpu_sums[rank])
+                expect(len(cpu) == len(gpu), f'{len(cpu)} and {len(gpu)} ops, sums and waits')
+                for i, (a, b) in enumerate(zip(cpu, gpu)):
+                    expect(a[2] == b[2], f'{schedule} rank {rank}: {i} is {b[2]}, on the CPU {a[2]}')
+                expect(all(s[0] <= s[1] for s in gpu_work[rank]), 'an op ends before it begins')
+                check_order(gpu)
 
 
 def test_bf16_is_near_fp32(d):
