@@ -189,7 +189,7 @@ struct Activations {
     Activations(const RankShape& r, const TensorParallel& tp, i64 B, i64 S, i64 S_kv, Keep keep) : max_S(S), S_kv(S_kv), keep(keep), layers(r.L) {
         const i64 N = B * S;
         const bool training = keep != Keep::NOTHING;
-        chunk = std::clamp<i64>((i64)(64 << 20) / (i64)sizeof(X) / std::max<i64>(r.Vmax, 1), 1, N);  // logits of 64 MiB at most
+        chunk = std::clamp<i64>((i64)(64 << 20) / (i64)sizeof(X) / std::max<i64>(r.Vmax, 1), 1, N);  // logits of 64 MiB at most; each chunk reads the head and its gradient again, so smaller ones are slower (docs/notes.md)
         auto plan_layer = [&](Arena& arena, LayerSaved<X>& a, bool residual, bool statistics, bool heavy, bool cache, bool cheap) {
             if (residual) { arena.add(&a.x_in, N * r.C), arena.add(&a.x_mid, N * r.C); }
             if (statistics) {
