@@ -14,17 +14,19 @@
 # make clean
 #
 # Switches: GEMM=dnnl (oneDNN, a vendor library) or plain (C++ loops: slow, for sanitizers), MPI=1 or 0, SANITIZE=address,undefined or thread,
-# WERROR=1, BUILD=folder for objects, CUDA=/usr/local/cuda, CUDA_ARCHS='80 86 89 90 100 120' (default: 90), NCCL=1 or 0 (default: 1 where
-# its header is), CUDNN=1: make cuda with cuDNN's attention, by the headers of cudnn-frontend in CUDNN_FRONTEND=folder (scripts/cudnn_frontend.sh).
+# WERROR=1, BUILD=folder for objects, MARCH=native (or another processor by g++'s name), CUDA=/usr/local/cuda, CUDA_ARCHS='80 86 89 90 100 120'
+# (default: 90), NCCL=1 or 0 (default: 1 where its header is), CUDNN=1: make cuda with cuDNN's attention, by the headers of cudnn-frontend in
+# CUDNN_FRONTEND=folder (scripts/cudnn_frontend.sh).
 # Paths are relative, so a checkout in a folder with spaces works.
 
 GEMM ?= dnnl
 MPI ?= $(if $(shell command -v mpicxx),1,0)
 BUILD ?= build
+MARCH ?= native
 CXX := g++
 
 # -Wno-restrict: g++ 12 warns of std::string itself (its bug 105651).
-CXXFLAGS := -std=c++20 -O3 -march=native -fno-math-errno -fno-trapping-math -g1 -Wall -Wextra -Wno-restrict -I. -MMD -MP -pthread
+CXXFLAGS := -std=c++20 -O3 -march=$(MARCH) -fno-math-errno -fno-trapping-math -g1 -Wall -Wextra -Wno-restrict -I. -MMD -MP -pthread
 ifneq ($(findstring clang,$(CXX)),)
   CXXFLAGS += -Wno-unknown-warning-option
 endif
@@ -259,8 +261,8 @@ $(BUILD)/%.o: dev/fuzz/%.cpp $(BUILD)/flags.txt
 $(BUILD)/%.o: dev/bench/%.cpp $(BUILD)/flags.txt
 	$(CXX) $(CXXFLAGS) -c $< -o $@
 
-# Other flags, another compiler or another machine (-march=native) make everything anew.
-BUILT_WITH := $(CXX) $(CXXFLAGS) $(LDLIBS) NCCL $(NCCL) $(shell $(CXX) -march=native -Q --help=target 2>/dev/null | cksum)
+# Other flags, another compiler or another machine (MARCH) make everything anew.
+BUILT_WITH := $(CXX) $(CXXFLAGS) $(LDLIBS) NCCL $(NCCL) $(shell $(CXX) -march=$(MARCH) -Q --help=target 2>/dev/null | cksum)
 $(BUILD)/flags.txt: FORCE
 	@mkdir -p $(BUILD)
 	@echo '$(BUILT_WITH)' | cmp -s - $@ || echo '$(BUILT_WITH)' > $@

@@ -3,21 +3,18 @@
 //
 // A block goes to one of four:
 //   dot products    few rows against a transposed b: decode and short prompts, which mostly read the weight
-//   tiles           bf16 where the processor has AMX (gemm_amx.h)
-//   oneDNN          called by each thread for itself: sgemm for float, but for weight gradients on Intel; the matmul primitive for bf16 where that is the
-//                   faster one (bf16_from); elsewhere it is half as fast as the loops below, which widen to float while packing
-//   plain loops     the rest, and everything under -DLLMC_GEMM_PLAIN, which needs no library: oracle and sanitizer builds
+//   pairs           bf16 where the processor has AMX or AVX512_BF16 (gemm_pairs.h)
+//   oneDNN          sgemm, called by each thread for itself: float, but for weight gradients on Intel
+//   plain loops     the rest, widened to float while packing, and everything under -DLLMC_GEMM_PLAIN, which needs no library: oracle and sanitizer builds
 #pragma once
 
 #include <bit>
 
-#include "gemm_amx.h"
+#include "gemm_pairs.h"
 
 #ifndef LLMC_GEMM_PLAIN
 #include <omp.h>
-
-#include <map>
-#include <oneapi/dnnl/dnnl.hpp>
+#include <oneapi/dnnl/dnnl.h>
 #endif
 
 namespace cpu {
@@ -226,16 +223,13 @@ inline i64 dot_cols(i64 N, const Run& run) {
 }
 
 // ---- oneDNN ---------------------------------------------------------------------------------------------------------
-constexpr i64 NEVER = std::numeric_limits<i64>::max();
-#ifdef LLMC_GEMM_PLAIN
-inline i64 bf16_from() { return NEVER; }
 template <typename X, typename Y>
 bool vendor_takes(const Block<X, Y>&) {
     return false;
 }
 template <typename X, typename Y>
 void vendor_block(const Block<X, Y>&) {}
-#else
+#ifndef LLMC_GEMM_PLAIN
 
 // oneDNN's own threads stay out: the team is the parallelism. The setting is the calling thread's.
 inline void one_omp_thread() {
@@ -258,82 +252,26 @@ inline void vendor_block(const Block<float, float>& block) {
     }
 }
 
-// A matmul primitive is made once per thread and kind of block. alpha, then the sum with c, in fp32.
-struct Bf16Matmul {
-    using Key = std::tuple<i64, i64, i64, i64, bool, i64, bool, i64, bool, bool, float>;
-    dnnl::memory::desc a, b, c;
-    dnnl::matmul primitive;
-
-    Bf16Matmul(const Key& key, const dnnl::engine& engine) {
-        using dnnl::memory;
-        const auto& [rows, cols, K, lda, a_transposed, ldb, b_transposed, ldc, to_float, accumulate, alpha] = key;
-        const auto strides = [](i64 ld, bool transposed) { return transposed ? memory::dims{1, ld} : memory::dims{ld, 1}; };
-        a = {{rows, K}, memory::data_type::bf16, strides(lda, a_transposed)};
-        b = {{K, cols}, memory::data_type::bf16, strides(ldb, b_transposed)};
-        c = {{rows, cols}, to_float ? memory::data_type::f32 : memory::data_type::bf16, strides(ldc, false)};
-        dnnl::post_ops post;
-        dnnl::primitive_attr attr;
-#if DNNL_VERSION_MAJOR >= 3
-        if (alpha != 1.0f) { post.append_eltwise(dnnl::algorithm::eltwise_linear, alpha, 0.0f); }
-#else
-        if (alpha != 1.0f) { attr.set_output_scales(0, {alpha}); }  // an operation before the sum with c would take oneDNN's reference loops
-#endif
-        if (accumulate) { post.append_sum(1.0f); }
-        attr.set_post_ops(post);
-#if DNNL_VERSION_MAJOR >= 3
-        primitive = dnnl::matmul({engine, a, b, c, attr});
-#else
-        primitive = dnnl::matmul({{a, b, c}, attr, engine});
-#endif
-    }
-};
-
-template <typename Y>
-void vendor_block(const Block<bf16, Y>& block) {
-    one_omp_thread();
-    static thread_local dnnl::engine engine(dnnl::engine::kind::cpu, 0);
-    static thread_local dnnl::stream stream(engine);
-    static thread_local std::map<Bf16Matmul::Key, Bf16Matmul> made;
-    // A bias is what the product is added to: oneDNN 2.6 adds one of its own, to a c with rows apart, in its reference loops.
-    const bool accumulate = block.accumulate || block.bias;
-    for (i64 r = 0; r < block.rows && block.bias; r++) {
-        Y* out = block.c + r * block.ldc;
-        vector_loop(block.cols, [&](i64 j, auto lanes) { store(out + j, load(block.bias + j, lanes) + (block.accumulate ? load(out + j, lanes) : vfloat{}), lanes); });
-    }
-    const Bf16Matmul::Key key{block.rows,         block.cols,         block.K,
-                              block.a.ld,         block.a.transposed, block.b.ld,
-                              block.b.transposed, block.ldc,          dtype_of<Y> == DType::FP32,
-                              accumulate,         block.alpha};
-    if (made.size() > 512) { made.clear(); }  // prompts of many lengths
-    auto found = made.find(key);
-    if (found == made.end()) { found = made.try_emplace(key, key, engine).first; }
-    const Bf16Matmul& mm = found->second;
-    const auto memory = [&](const dnnl::memory::desc& desc, const void* data) { return dnnl::memory(desc, engine, (void*)data); };
-    mm.primitive.execute(stream, {{DNNL_ARG_SRC, memory(mm.a, block.a.data)}, {DNNL_ARG_WEIGHTS, memory(mm.b, block.b.data)}, {DNNL_ARG_DST, memory(mm.c, block.c)}});
-    stream.wait();
+// Weight gradients run 1.1 to 1.3 times as fast in our loops on Intel (130M, 2,048 and 4,096 rows, Xeon with AMX, 1 December 2026): sgemm slows down where a's columns lie far apart.
+inline bool vendor_takes(const Block<float, float>& block) {
+    static const bool intel = __builtin_cpu_is("intel");
+    return block.K > 0 && block.rows * block.cols * block.K > 32768 && !(intel && block.a.transposed);
 }
+#endif
 
 // From how many channels on a model's products are faster in bf16 than in fp32 here: at 288 with AMX's tiles 3.6 times, with AVX512_BF16 on AMD's processors
 // (Intel's have one such unit for two of fp32's) 1.6 to 1.9 times. Tiny models stay in fp32, so that demonstrations print the same everywhere.
 inline i64 bf16_from() {
-    static const bool pairs = ((int)dnnl::get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16 && __builtin_cpu_is("amd");
-    return pairs || amx_takes<bf16>() ? 256 : NEVER;
+    return PAIRS_TAKE<bf16> && (amx::available() || __builtin_cpu_is("amd")) ? 256 : std::numeric_limits<i64>::max();
 }
-// Weight gradients in fp32 run 1.1 to 1.3 times as fast in our loops on Intel (130M, 2,048 and 4,096 rows, Xeon with AMX, 1 December 2026): sgemm slows down where a's columns lie far apart.
-template <typename X, typename Y>
-bool vendor_takes(const Block<X, Y>& block) {
-    static const bool intel = __builtin_cpu_is("intel");
-    return block.K > 0 && block.rows * block.cols * block.K > 32768 && (dtype_of<X> == DType::FP32 ? !(intel && block.a.transposed) : bf16_from() < NEVER);
-}
-#endif
 
 template <typename X, typename Y>
 void gemm(Y* c, i64 ldc, Matrix<X> a, Matrix<X> b, const X* bias, i64 M, i64 N, i64 K, float alpha, bool accumulate, Run& run) {
     if (M == 0 || N == 0) { return; }
-    const bool few = M <= FEW_ROWS && !a.transposed && b.transposed, tiles = !few && amx_takes<X>();
+    const bool few = M <= FEW_ROWS && !a.transposed && b.transposed, pairs = !few && PAIRS_TAKE<X>;
     const GemmBlocks blocks(M, N, K);
-    const AmxCut tile_cut(M, N, K, a.transposed, run.threads());
-    const i64 rows = few ? M : tiles ? tile_cut.rows : blocks.rows, cols = few ? dot_cols(N, run) : tiles ? tile_cut.cols : blocks.cols, down = ceil_div(M, rows);
+    const PairCut pair_cut(M, N, K, a.transposed, run.threads());
+    const i64 rows = few ? M : pairs ? pair_cut.rows : blocks.rows, cols = few ? dot_cols(N, run) : pairs ? pair_cut.cols : blocks.cols, down = ceil_div(M, rows);
     run.parallel(down * ceil_div(N, cols), [&](i64 item) {
         const i64 i = item % down * rows, j = item / down * cols;
         const Matrix<X> a_part{a.data + (a.transposed ? i : i * a.ld), a.ld, a.transposed};
@@ -342,8 +280,8 @@ void gemm(Y* c, i64 ldc, Matrix<X> a, Matrix<X> b, const X* bias, i64 M, i64 N, 
                                 std::min(N - j, cols), K,   alpha,  accumulate};
         if (few) {
             dot_block(block);
-        } else if (tiles) {
-            amx_block(block, tile_cut.slabs);
+        } else if (pairs) {
+            pair_block(block, pair_cut.slabs);
         } else if (vendor_takes(block)) {
             vendor_block(block);
         } else {

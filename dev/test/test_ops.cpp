@@ -314,78 +314,56 @@ TEST(Matmul, Bf16GradientsBelongToBf16Activations) {
     struct Run run(1);
     EXPECT_THROW(matmul_wgrad(gradient, nullptr, activations, 1, activations, 1, 1, 1, 1.0f, GradMode::WRITE, run), Error);
 }
-#if defined(__AMX_BF16__) && !defined(LLMC_GEMM_PLAIN)
-// Tiles against the plain loops: every way in which a and b may lie, ragged and whole, one slab and several.
-template <typename Y>
-void test_tile_block(i64 rows, i64 cols, i64 K) {
+#if defined(__AVX512BF16__) && !defined(LLMC_GEMM_PLAIN)
+// Products of pairs against the plain loops: every way in which a and b may lie, ragged and whole, one slab and several.
+template <typename Kernel, typename Y>
+void test_pair_block(i64 rows, i64 cols, i64 K) {
+    constexpr i64 PAD = 7;
     for (int variant = 0; variant < 16; variant++) {
         const bool a_transposed = variant & 1, b_transposed = variant & 2, accumulate = variant & 4;
         const auto operand = [](i64 lines, i64 width, int seed) {
-            auto values = random_values<bf16>(lines * (width + 8), seed);
-            for (i64 i = 0; i < lines * 8; i++) { values[i / 8 * (width + 8) + width + i % 8] = bf16(NAN); }  // what lies past the edges is not read
+            auto values = random_values<bf16>(lines * (width + PAD), seed);
+            for (i64 i = 0; i < lines * PAD; i++) { values[i / PAD * (width + PAD) + width + i % PAD] = bf16(NAN); }  // what lies past the edges is not read
             return values;
         };
         const i64 ldc = cols + 3;
         const auto a = a_transposed ? operand(K, rows, 1) : operand(rows, K, 1), b = b_transposed ? operand(cols, K, 2) : operand(K, cols, 2);
         const auto bias = random_values<bf16>(cols, 3);
         const auto before = random_values<Y>(rows * ldc, 4);
-        Vec<Y> plain = before, tiles = before;
-        cpu::Block<bf16, Y> block{plain.data(), ldc, {a.data(), (a_transposed ? rows : K) + 8, a_transposed}, {b.data(), (b_transposed ? K : cols) + 8, b_transposed}, !accumulate ? bias.data() : nullptr, rows, cols, K, variant & 8 ? 1.5f : 1.0f, accumulate};
+        Vec<Y> plain = before, pairs = before;
+        cpu::Block<bf16, Y> block{plain.data(), ldc, {a.data(), (a_transposed ? rows : K) + PAD, a_transposed}, {b.data(), (b_transposed ? K : cols) + PAD, b_transposed}, !accumulate ? bias.data() : nullptr, rows, cols, K, variant & 8 ? 1.5f : 1.0f, accumulate};
         cpu::plain_block(block);
-        block.c = tiles.data();
-        cpu::amx_block(block, cpu::AmxCut(rows, cols, K, a_transposed, 1).slabs);
-        expect_close(tiles, doubles(plain), 1e-6 * (4 + std::sqrt(K)), "tiles' block");
+        block.c = pairs.data();
+        cpu::pair_block_on<Kernel>(block, cpu::PairCut(rows, cols, K, a_transposed, 1).slabs);
+        expect_close(pairs, doubles(plain), 2e-6 * (4 + std::sqrt(K)), "pairs' block");
     }
 }
-TEST(Matmul, Tiles) {
-    if (!amx::available()) { GTEST_SKIP() << "no AMX here"; }
+template <typename Kernel>
+void test_pair_blocks() {
     for (auto [rows, cols, K] : Vec<std::tuple<i64, i64, i64>>{{37, 53, 129}, {32, 32, 32}, {64, 96, 64}, {33, 16, 700}, {70, 81, 2100}, {128, 40, 1056}, {1, 1, 1}, {64, 64, 0}}) {
-        test_tile_block<bf16>(rows, cols, K);
-        test_tile_block<float>(rows, cols, K);
+        test_pair_block<Kernel, bf16>(rows, cols, K);
+        test_pair_block<Kernel, float>(rows, cols, K);
     }
+}
+TEST(Matmul, PairsOnVectors) { test_pair_blocks<cpu::OnVectors>(); }
+TEST(Matmul, PairsOnTiles) {
+    if (!amx::available()) { GTEST_SKIP() << "no AMX here"; }
+    test_pair_blocks<cpu::OnTiles>();
 }
 #endif
 #ifndef LLMC_GEMM_PLAIN
-// gemm() takes a block to oneDNN only where that is fast on this processor; both ways must give the same.
-template <typename X, typename Y>
-void test_vendor_block() {
+TEST(Matmul, VendorBlocks) {
     for (int variant = 0; variant < 16; variant++) {
         const i64 rows = 37, cols = 53, K = 129, lda = K + 7, ldb = K + 9, ldc = cols + 3;
         const bool a_transposed = variant & 1, b_transposed = variant & 2, accumulate = variant & 4;
-        const auto a = random_values<X>(lda * lda, 1), b = random_values<X>(ldb * ldb, 2), bias = random_values<X>(cols, 3);
-        const auto before = random_values<Y>(rows * ldc, 4);
-        Vec<Y> plain = before, vendor = before;
-        cpu::Block<X, Y> block{plain.data(),
-                               ldc,
-                               {a.data(), lda, a_transposed},
-                               {b.data(), ldb, b_transposed},
-                               !accumulate ? bias.data() : nullptr,
-                               rows,
-                               cols,
-                               K,
-                               variant & 8 ? 1.5f : 1.0f,
-                               accumulate};
+        const auto a = random_values<float>(lda * lda, 1), b = random_values<float>(ldb * ldb, 2), bias = random_values<float>(cols, 3);
+        const auto before = random_values<float>(rows * ldc, 4);
+        Vec<float> plain = before, vendor = before;
+        cpu::Block<float, float> block{plain.data(), ldc, {a.data(), lda, a_transposed}, {b.data(), ldb, b_transposed}, !accumulate ? bias.data() : nullptr, rows, cols, K, variant & 8 ? 1.5f : 1.0f, accumulate};
         cpu::plain_block(block);
         block.c = vendor.data();
         cpu::vendor_block(block);
         expect_close(vendor, doubles(plain), 1e-4, "vendor's block");
-    }
-}
-TEST(Matmul, VendorBlocks) {
-    test_vendor_block<float, float>();
-    test_vendor_block<bf16, bf16>();
-    test_vendor_block<bf16, float>();
-}
-// What oneDNN has no kernel for goes through its reference loops, a hundred times slower, with the right result.
-TEST(Matmul, VendorHasAKernelForEveryProduct) {
-    if (cpu::bf16_from() == cpu::NEVER) { GTEST_SKIP() << "bf16 goes through loops of our own here"; }
-    const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
-    for (int variant = 0; variant < 64; variant++) {
-        const bool a_transposed = variant & 1, b_transposed = variant & 2, accumulate = variant & 4, to_float = variant & 8, apart = variant & 16;
-        const cpu::Bf16Matmul product({128, 256, 384, 512, a_transposed, 512, b_transposed, apart ? 768 : 256, to_float, accumulate, variant & 32 ? 1.5f : 1.0f}, engine);
-        const char* name = nullptr;
-        ASSERT_EQ(dnnl_primitive_desc_query(product.primitive.get_primitive_desc(), dnnl_query_impl_info_str, 0, &name), dnnl_success);
-        EXPECT_EQ(std::string(name).find("ref"), std::string::npos) << "variant " << variant << ": " << name;
     }
 }
 #endif

@@ -141,7 +141,7 @@ std::string gemm_library() {
     const size_t version = cublasLtGetVersion();
     return format("cuBLASLt %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
 #elif defined(DNNL_VERSION_MAJOR)
-    return format("oneDNN %d.%d.%d%s", DNNL_VERSION_MAJOR, DNNL_VERSION_MINOR, DNNL_VERSION_PATCH, amx_takes<bf16>() ? ", bf16 on AMX tiles" : "");
+    return format("oneDNN %d.%d.%d%s", DNNL_VERSION_MAJOR, DNNL_VERSION_MINOR, DNNL_VERSION_PATCH, !PAIRS_TAKE<bf16> ? "" : amx::available() ? ", bf16 on AMX tiles" : ", bf16 by AVX512_BF16");
 #else
     return "plain loops";
 #endif
