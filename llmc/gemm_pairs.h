@@ -19,8 +19,9 @@ struct PairCut {
     i64 rows, cols, slabs;
     PairCut(i64 M, i64 N, i64 K, bool a_transposed, i64 threads) {
         constexpr i64 TALLEST = 2048, LOWEST = 256, A_THREAD = 3;
-        const i64 l2 = (amx::available() ? 1024 : 512) * 1024, slab = a_transposed ? l2 * 3 / 8 : l2 / 4, sums = l2 * 3 / 16;
-        slabs = std::max<i64>(ceil_div(K, a_transposed ? 512 : 4096), 1);  // a transposed strip is packed for every block of columns: short slabs, wide blocks
+        const bool tiles = amx::available();
+        const i64 l2 = (tiles ? 1024 : 512) * 1024, slab = a_transposed ? l2 * 3 / 8 : l2 / 4, sums = l2 * 3 / 16;
+        slabs = std::max<i64>(ceil_div(K, a_transposed ? 512 : tiles ? 4096 : 1024), 1);  // a transposed strip is packed for every block of columns: short slabs, wide blocks
         const i64 depth = std::max(round_up(ceil_div(K, slabs), amx::DEPTH), amx::DEPTH), across = ceil_div(N, slab / depth / SIDE * SIDE);
         cols = round_up(ceil_div(N, across), SIDE);
         const i64 wanted = ceil_div(A_THREAD * threads, across), tallest = slabs == 1 ? TALLEST : (a_transposed ? 2 : 1) * sums / cols;
