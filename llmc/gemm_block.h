@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gemm.h"
+#include "simd.h"
 
 namespace cpu {
 
@@ -16,5 +17,17 @@ struct Block {
     float alpha;
     bool accumulate;
 };
+
+// c's elements (i, j) to (i, j + count) = or += alpha times their sums, plus the bias.
+template <typename X, typename Y>
+ALWAYS_INLINE void write_row(const Block<X, Y>& block, i64 i, i64 j, i64 count, const float* sums) {
+    Y* out = block.c + i * block.ldc + j;
+    vector_loop(count, [&](i64 n, auto lanes) {
+        vfloat value = block.alpha * load(sums + n, lanes);
+        if (block.bias) { value += load(block.bias + j + n, lanes); }
+        if (block.accumulate) { value += load(out + n, lanes); }
+        store(out + n, value, lanes);
+    });
+}
 
 }  // namespace cpu

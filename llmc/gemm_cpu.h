@@ -91,15 +91,7 @@ void plain_block(const Block<X, Y>& block) {
                 panel_product<TILE_VECTORS>(sums + i * ldp + j, ldp, packed, packed_b + j * k.size(), TILE_COLS, height, k.size(),
                                             slice > 0);
             }
-            for (i64 r = i; r < i + height && slice == slices - 1; r++) {
-                Y* out = c + r * ldc;
-                vector_loop(cols, [&](i64 j, auto lanes) {
-                    vfloat value = alpha * load(sums + r * ldp + j);
-                    if (bias) { value += load(bias + j, lanes); }
-                    if (accumulate) { value += load(out + j, lanes); }
-                    store(out + j, value, lanes);
-                });
-            }
+            for (i64 r = i; r < i + height && slice == slices - 1; r++) { write_row(block, r, 0, cols, sums + r * ldp); }
         }
     }
 }
@@ -280,7 +272,7 @@ void gemm(Y* c, i64 ldc, Matrix<X> a, Matrix<X> b, const X* bias, i64 M, i64 N, 
                                 std::min(N - j, cols), K,   alpha,  accumulate};
         if (few) {
             dot_block(block);
-        } else if (pairs) {
+        } else if constexpr (PAIRS_TAKE<X>) {
             pair_block(block, pair_cut.slabs);
         } else if (vendor_takes(block)) {
             vendor_block(block);

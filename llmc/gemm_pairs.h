@@ -17,9 +17,8 @@ constexpr i64 SIDE = 32;  // rows and columns of c that a product works on at on
 // more rows were 2 to 15% faster (130M's shapes on tiles, 2 threads, Xeon with AMX, 1 December 2026).
 struct PairCut {
     i64 rows, cols, slabs;
-    PairCut(i64 M, i64 N, i64 K, bool a_transposed, i64 threads) {
+    PairCut(i64 M, i64 N, i64 K, bool a_transposed, i64 threads, bool tiles = amx::available()) {
         constexpr i64 TALLEST = 2048, LOWEST = 256, A_THREAD = 3;
-        const bool tiles = amx::available();
         const i64 l2 = (tiles ? 1024 : 512) * 1024, slab = a_transposed ? l2 * 3 / 8 : l2 / 4, sums = l2 * 3 / 16;
         slabs = std::max<i64>(ceil_div(K, a_transposed ? 512 : tiles ? 4096 : 1024), 1);  // a transposed strip is packed for every block of columns: short slabs, wide blocks
         const i64 depth = std::max(round_up(ceil_div(K, slabs), amx::DEPTH), amx::DEPTH), across = ceil_div(N, slab / depth / SIDE * SIDE);
@@ -32,10 +31,7 @@ struct PairCut {
 
 template <typename X>
 constexpr bool PAIRS_TAKE = false;
-#if !defined(__AVX512BF16__) || defined(LLMC_GEMM_PLAIN)
-template <typename X, typename Y>
-void pair_block(const Block<X, Y>&, i64) {}
-#else
+#if defined(__AVX512BF16__) && !defined(LLMC_GEMM_PLAIN)
 template <>
 constexpr bool PAIRS_TAKE<bf16> = true;
 
@@ -184,20 +180,6 @@ struct OnVectors {
     }
 };
 
-// c's elements from (i, j) on, 32 x 32 of them where there are as many, = or += alpha times their sums, plus the bias.
-template <typename Y>
-ALWAYS_INLINE void write_square(const Block<bf16, Y>& block, i64 i, i64 j, const float* sums) {
-    for (i64 r = 0; r < std::min(block.rows - i, SIDE); r++, sums += SIDE) {
-        Y* out = block.c + (i + r) * block.ldc + j;
-        vector_loop(std::min(block.cols - j, SIDE), [&](i64 n, auto lanes) {
-            vfloat value = block.alpha * load(sums + n, lanes);
-            if (block.bias) { value += load(block.bias + j + n, lanes); }
-            if (block.accumulate) { value += load(out + n, lanes); }
-            store(out + n, value, lanes);
-        });
-    }
-}
-
 template <typename Kernel, typename Y>
 void pair_block_on(const Block<bf16, Y>& block, i64 slabs) {
     static thread_local Scratch<bf16> a_scratch, b_scratch;
@@ -229,7 +211,7 @@ void pair_block_on(const Block<bf16, Y>& block, i64 slabs) {
                 const bool stands = in_place && whole && (panel + 1) * SIDE <= cols;
                 float* square = stands ? (float*)c + i * ldc + panel * SIDE : slabs > 1 ? sums + (strip * panels + panel) * SQUARE : sums;
                 Kernel::square(square, stands ? ldc : SIDE, left, packed_b + panel * steps * 2 * TILE, steps, !first || (stands && accumulate), ahead(panel));
-                if (last && !stands) { write_square(block, i, panel * SIDE, square); }
+                for (i64 r = 0; r < height && last && !stands; r++) { write_row(block, i + r, panel * SIDE, std::min(cols - panel * SIDE, SIDE), square + r * SIDE); }
             }
         }
     }
@@ -238,8 +220,6 @@ template <typename Y>
 void pair_block(const Block<bf16, Y>& block, i64 slabs) {
     amx::available() ? pair_block_on<OnTiles>(block, slabs) : pair_block_on<OnVectors>(block, slabs);
 }
-template <typename Y>
-void pair_block(const Block<float, Y>&, i64) {}  // has no pairs
 
 #endif
 

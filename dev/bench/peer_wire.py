@@ -153,8 +153,9 @@ def main():
         dist.broadcast(p.data, 0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     data = torch.Generator().manual_seed(0)
+    given = read_windows(o.data, o.seq)[:o.batch] if o.data else None
     for _ in range(o.steps):
-        batch = read_windows(o.data, o.seq)[:o.batch] if o.data else torch.randint(0, o.vocab, (o.batch, o.seq + 1), generator=data)
+        batch = given if o.data else torch.randint(0, o.vocab, (o.batch, o.seq + 1), generator=data)
         dist.barrier()
         begin = time.perf_counter()
         with torch.autocast('cpu', dtype=torch.bfloat16, enabled=o.dtype == 'bf16'):
